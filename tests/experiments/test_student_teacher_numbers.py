@@ -23,6 +23,7 @@ from convexformer.experiments.student_teacher.baselines import (
 from convexformer.experiments.student_teacher.convex_students import CLASSES, solve_class, train_class
 from convexformer.experiments.student_teacher.data import Part, Split, r2_and_error, split_activations
 from convexformer.experiments.student_teacher.maps import compare_maps
+from convexformer.experiments.student_teacher.report import summarise
 from convexformer.experiments.student_teacher.watch import TestScores
 from convexformer.nn import ConvexAttention, SoftmaxAttention, TrainingHistory
 from convexformer_solvers import alpha_grid
@@ -201,6 +202,7 @@ def test_rows_of_softmax_attention_that_stays_as_it_begins_are_those_of_its_firs
     assert row.objective == pytest.approx(loss + alpha * network.decay().item(), rel=1e-5)
     assert choice.validation_r2 == row.validation_r2 == pytest.approx(score(outputs[1], SPLIT.validation.y), abs=1e-5)
     assert row.test_r2 == pytest.approx(score(outputs[2], SPLIT.test.y), abs=1e-5)
+    assert row.tokens == N_TOKENS
     assert curve.test_r2 == pytest.approx([row.test_r2] * len(curve.test_r2), abs=1e-5)
 
 
@@ -308,6 +310,19 @@ def test_maps_are_those_of_the_teacher_and_of_students_that_validate_best():
         inner = figures_of(among_others(left), among_others(right))
         expected |= {f"{name}_without_first": value for name, value in inner.items()}
         assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-6)
+        entropies = [-sum(share * np.log(share) for share in line if share > 0) for line in right]
+        assert row["positions"] == pytest.approx(np.exp(entropies).mean(), rel=1e-6)
+    assert rows[0]["positions"] < rows[1]["positions"] < N_TOKENS
+    assert {row["student"]: row["positions"] for row in rows[2:]} == pytest.approx(
+        {"uniform": N_TOKENS, "each position itself": 1}
+    )
+
+
+def test_seeds_without_the_number_of_positions_are_summarised():
+    rows = [{"student": "uniform", "seed": seed, "kl": 0.5} for seed in (0, 1)]
+    runs = [{"rows": [], "map_rows": [rows[0]]}, {"rows": [], "map_rows": [rows[1] | {"positions": 4.0}]}]
+    for found, expected in ((runs, 4.0), (runs[::-1], 4.0), (runs[:1], None)):
+        assert summarise(found)["map_medians"][0]["positions"] == expected
 
 
 # Text
@@ -335,6 +350,7 @@ def test_each_number_of_the_tables_stands_below_its_title():
         "without first: correlation": "pearson_without_first",
         "off diagonal ": "pearson_off_diagonal_without_first",
         "KL ": "kl_without_first",
+        "positions": "positions",
         "test R2": "test_r2",
     }
     map_row = {"student": "uniform"} | {name: number + 0.0 for number, name in enumerate(of_maps.values(), start=1)}

@@ -94,6 +94,7 @@ def train_softmax(
         fit_seconds=history.seconds[-1],
         steps=history.kept_step,
         heads=settings.softmax_heads,
+        tokens=split.train.tokens.shape[1],  # no weight of a softmax is zero
         validation_r2=r2_and_error(validation, split.validation.y)[0],
         test_r2=test_r2,
         test_error=test_error,

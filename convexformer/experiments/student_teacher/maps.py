@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import rel_entr
+from scipy.special import entr, rel_entr
 
 from convexformer.estimators.sequence import ConvexSequenceRegressor
 from convexformer.nn import SoftmaxAttention
@@ -46,7 +46,8 @@ def compare_maps(
     -------
     rows : list of dict
         Similarity of each map to the teacher's, with the uniform map and that of each position to itself as
-        baselines; each figure also without the first position, see ``without_first``.
+        baselines; each figure also without the first position, see ``without_first``. And ``positions``, see
+        ``positions_read``.
     maps : dict
         The maps by name, rows summing to 1; none of a softmax student that diverged.
     """
@@ -71,6 +72,7 @@ def compare_maps(
                 f"{figure}_without_first": value
                 for figure, value in similarity(without_first(maps[TEACHER]), without_first(student)).items()
             },
+            "positions": positions_read(student),
             "test_r2": test_r2.get(name),
         }
         for name, student in (maps | baselines).items()
@@ -150,6 +152,28 @@ def similarity(teacher: NDArray, student: NDArray) -> dict[str, float | None]:
         "pearson_off_diagonal": _pearson(teacher[off], student[off]),
         "kl": abs(float(rel_entr(teacher, smooth).sum(axis=1).mean())),
     }
+
+
+def positions_read(weights: NDArray) -> float:
+    r"""Positions that a row of a map reads, in the mean over rows: the exponential of its entropy.
+
+    It is ``m`` where a row spreads evenly over ``m`` positions, and less where some of these have most of the weight.
+
+    Parameters
+    ----------
+    weights : ndarray of shape (T, n)
+        A map, whose rows sum to 1.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> round(positions_read(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])), 6)
+    1.5
+    """
+    return float(np.exp(entr(weights).sum(axis=1)).mean())
 
 
 def _pearson(left: NDArray, right: NDArray) -> float | None:

@@ -40,6 +40,7 @@ _MAP_COLUMNS: tuple[Column, ...] = (
     ("without first: correlation", ">", shown("pearson_without_first", ".3f")),
     ("off diagonal", ">", shown("pearson_off_diagonal_without_first", ".3f")),
     ("KL", ">", shown("kl_without_first", ".3f")),
+    ("positions", ">", shown("positions", ".1f")),
     ("test R2", ">", shown("test_r2", ".3f")),
 )
 
@@ -59,7 +60,8 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     return {
         "medians": medians([row for run in runs for row in run["rows"]], ("model", "method"), ("test_r2",)),
-        "map_medians": medians([row for run in runs for row in run["map_rows"]], ("student",)),
+        # Seeds of earlier versions have no such number.
+        "map_medians": medians([{"positions": None} | row for run in runs for row in run["map_rows"]], ("student",)),
     }
 
 
@@ -137,5 +139,6 @@ def remark(settings: StudentTeacherSettings) -> str:
         "over heads and training sentences; KL from the teacher to the map mixed with "
         f"{SMOOTHING:.0%} of the uniform one, mean over rows; 'off diagonal' leaves out what each position reads from "
         "itself; 'without first' leaves out the first position ([CLS] in BERT), nearly the same vector in all "
-        "sentences, so that reading it adds little but a constant, which the convex student has as a bias."
+        "sentences, so that reading it adds little but a constant, which the convex student has as a bias; positions = "
+        "exponential of the entropy of a row, mean over rows: as many positions, evenly read, would have it."
     )
