@@ -270,7 +270,8 @@ def read_network(
     """Read a network; classes of networks are registered here."""
     raise TypeError(
         "model must be a ConvexAttention, SequenceAttention, SoftmaxAttention, Heads or SequenceHeads, "
-        f"got {type(model).__name__}; of an estimator give its heads_, of a compiled module the one within"
+        f"got {type(model).__name__}; of an estimator give its heads_, of a compiled module the one within; of an "
+        "attentive probe convexformer.probes.refit_probe tells the gap"
     )
 
 

@@ -19,7 +19,7 @@ from convexformer import (
     optimality_gap,
 )
 from convexformer.gates import TrainingData
-from convexformer.nn import train
+from convexformer.nn import AttentiveProbe, train
 from convexformer.solvers import get_penalty
 from convexformer_solvers import DenseMap
 
@@ -294,6 +294,10 @@ def test_wrong_arguments_are_named():
         TypeError, match=r"model must be a ConvexAttention, .* got Linear; of an estimator give its heads_"
     ):
         optimality_gap(torch.nn.Linear(2, 2), X, Y, ALPHA)
+    with pytest.raises(
+        TypeError, match=r"got AttentiveProbe; .* of an attentive probe convexformer.probes.refit_probe"
+    ):
+        optimality_gap(AttentiveProbe(2, 2), X, Y, ALPHA)
     with pytest.raises(ValueError, match="alpha must be given for a module"):
         optimality_gap(ConvexAttention(3, 2, 2), X, Y)
     with pytest.raises(ValueError, match="alpha must be"):
