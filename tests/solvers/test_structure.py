@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from solver_cases import randn
 
 import convexformer_solvers
-from convexformer_solvers import Admm, Auto, DenseMap, Program, get_loss, get_penalty, solve
+from convexformer_solvers import SOLVERS, Admm, Auto, DenseMap, Program, get_loss, get_penalty, get_solver, solve
 from convexformer_solvers.algorithms.working_set import WorkingSet
 from convexformer_solvers.auto import AutoConfig, plan
 
@@ -145,6 +146,12 @@ def test_few_calls_lead_from_solve_to_a_step_of_a_working_set(monkeypatch):
     assert any(f"{WorkingSet.__module__}.step" in names for names in found)
     longest = max(found, key=len)
     assert len(longest) <= 6, " -> ".join(reversed(longest))
+
+
+@pytest.mark.parametrize("name", sorted(set(SOLVERS) - {"auto"}))  # which is a plan of the others
+def test_modules_of_solvers_begin_with_a_reference(name):
+    module = inspect.getmodule(type(get_solver(name)))
+    assert re.search(r"\(.* \d{4}\b.*\)", module.__doc__.splitlines()[0])
 
 
 @pytest.mark.parametrize("folder", sorted({file.parent for file in FILES}), ids=lambda folder: folder.name)

@@ -1,4 +1,4 @@
-"""Column generation: programs whose penalty is the gauge of very many atoms, solved on a few of them."""
+"""Column generation, the fully corrective conditional gradient method (Jaggi 2013), for gauges of many atoms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Solution by a general conic solver through cvxpy, for small programs."""
+"""Solution by a general conic solver through cvxpy (Diamond and Boyd 2016), for small programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accelerated proximal gradient with adaptive restart and step search."""
+"""Accelerated proximal gradient, restart and step search (Beck and Teboulle 2009; O'Donoghue and Candès 2015)."""
 
 from __future__ import annotations
 

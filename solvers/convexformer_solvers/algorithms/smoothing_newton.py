@@ -1,4 +1,4 @@
-"""Newton's method on ever less smoothed objectives, for every loss and each penalty with a smoothed form."""
+"""Newton's method on ever less smoothed objectives (Qi, Sun and Zhou 2000), for penalties with a smoothed form."""
 
 from __future__ import annotations
 
