@@ -375,12 +375,15 @@ def of_scaling(data: dict[str, Any]) -> str:
     rows = [["design", "fit", "one process, s", "one rank, s", "two ranks, s", "model of one", "model of two"]]
     sizes = list(next(iter(next(iter(designs.values())).values()))["prediction"])
     more = [["design", "fit", *(f"{size} ranks, s" for size in sizes)]]
+    errors, from_one = [], []
     for design, fits in designs.items():
         for name, fit in fits.items():
             one, two = (fit["measured"][size] for size in ("1", "2"))
             off = fit["model_over_measured"]["1"], fit["with_the_commands_of_two_processes"]["over_measured"]
             rows.append([design, name, *(f"{value:.2f}" for value in (fit["plain"], one, two, *off))])
             more.append([design, name, *(f"{fit['prediction'][size]['seconds']:.2f}" for size in sizes)])
+            errors += [abs(ratio - 1) for ratio in off]
+            from_one.append(fit["model_over_measured"]["2"])
     return "\n\n".join(
         [
             "## Weak scaling",
@@ -390,6 +393,10 @@ def of_scaling(data: dict[str, Any]) -> str:
             "and messages, which are measured by themselves, times their number in that fit, and those of operations "
             "on vectors and of rank 0. `benchmarks/scaling.py` says what it assumes:",
             markdown(rows),
+            f"The model is within 15% of {sum(error <= 0.15 for error in errors)} of these {len(errors)} times, and "
+            f"off by {max(errors):.0%} at most. That of two ranks is of the commands that the fit on two ranks took. "
+            "Of the commands of the fit on one rank, of which the prediction is made, it is "
+            f"{min(from_one):.2f} to {max(from_one):.2f} of the measured seconds of two.",
             "**A prediction, which nothing was measured against**: seconds of the same fits on more ranks, each on a "
             f"machine of its own with a network of {found['network'] / 1e9:.2f} GB/s, with as many samples each:",
             markdown(more),
