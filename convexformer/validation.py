@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from math import inf, isqrt
@@ -497,29 +498,31 @@ def check_stream(random_state: Any) -> np.random.RandomState:
         ) from error
 
 
+# What is said in place of a message that begins like a pattern, whose dot is no line feed: the first that does.
+_SAID = {
+    ".*setting an array element with a sequence": "{name} must hold one number in each cell, got sequences; tokens of "
+    "several features are an array of shape (n_samples, n_tokens, n_features)",
+    ".*Complex data not supported": "Complex data not supported: {name} must hold real numbers",
+    "Input contains NaN": "Input {name} contains NaN",
+    # of None, too; there is nothing to reshape
+    "Expected 2D array, got scalar": "{name} must be an array or a list of samples, got a single value or None",
+    r"Expected 2D array(?s:.*)array=\[\]": "{name} must have at least one sample, got none",
+    "Found array with|Expected 2D array": "{name}: {error}",
+    ".*could not convert": "{name} must hold numbers{hint}: {text}",
+}
+
+
 @contextmanager
 def naming(name: str, hint: str = "") -> Iterator[None]:
     """Say which argument holds what is no real number: text, sequences in the cells of a data frame, nothing."""
     try:
         yield
     except ValueError as error:
-        text = str(error).partition("\n")[0]
-        if "setting an array element with a sequence" in text:
-            remedy = "tokens of several features are an array of shape (n_samples, n_tokens, n_features)"
-            raise ValueError(f"{name} must hold one number in each cell, got sequences; {remedy}") from error
-        if "Complex data not supported" in text:
-            raise ValueError(f"Complex data not supported: {name} must hold real numbers") from error
-        if text.startswith("Input contains NaN"):
-            raise ValueError(f"Input {name} contains NaN") from error
-        if text.startswith("Expected 2D array, got scalar"):  # of None, too; there is nothing to reshape
-            raise ValueError(f"{name} must be an array or a list of samples, got a single value or None") from error
-        if text.startswith("Expected 2D array") and "array=[]" in str(error):
-            raise ValueError(f"{name} must have at least one sample, got none") from error
-        if text.startswith(("Found array with", "Expected 2D array")):
-            raise ValueError(f"{name}: {error}") from error
-        if "could not convert" not in text:
+        said = next((said for pattern, said in _SAID.items() if re.match(pattern, str(error))), None)
+        if said is None:
             raise
-        raise ValueError(f"{name} must hold numbers{hint}: {text}") from error
+        text = str(error).partition("\n")[0]
+        raise ValueError(said.format(name=name, hint=hint, error=error, text=text)) from error
     except OverflowError as error:
         raise ValueError(f"{name} must hold numbers that float64 has: {error}") from error
     except TypeError as error:
