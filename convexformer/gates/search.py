@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -194,17 +195,14 @@ class GateSearch:
         return torch.cat(first), torch.cat(second)
 
     def _ascend(self, point: DualPoint, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
-        rows = point.tokens.flatten(1).double()
-        for width, length in zip(
-            np.geomspace(*self.widths, self.n_steps), np.geomspace(*self.step_lengths, self.n_steps), strict=True
-        ):
-            with torch.enable_grad():
-                directions = [u.requires_grad_() for u in (u1, u2)]
-                norms = _smoothed_norms(point, rows, directions[0], directions[1], float(width))
-                slopes = torch.autograd.grad(norms.sum(), directions)
-            steps = (length * normalize(slope, eps=1e-300) for slope in slopes)
-            u1, u2 = (normalize(u.detach() + v) for u, v in zip(directions, steps, strict=True))
-        return u1, u2
+        rows, widths = point.tokens.flatten(1).double(), np.geomspace(*self.widths, self.n_steps)
+        return ascended(
+            (u1, u2),
+            lambda step, u1, u2: _smoothed_norms(point, rows, u1, u2, float(widths[step])),
+            lambda u1, u2: (normalize(u1), normalize(u2)),
+            np.geomspace(*self.step_lengths, self.n_steps),
+            tiny=1e-300,
+        )
 
     def _climbed(
         self, point: DualPoint, u1: Tensor, u2: Tensor, random_state: np.random.RandomState
@@ -237,6 +235,20 @@ class GateSearch:
             if len(chosen) == n_wanted:
                 break
         return chosen
+
+
+def ascended(
+    start: Sequence[Tensor], norms: Callable[..., Tensor], limit: Callable[..., Any], lengths: NDArray, tiny: float
+) -> Any:
+    """Variables after normalised gradient steps of `lengths`; `limit` brings them back to where they may be."""
+    variables = start
+    for step, length in enumerate(lengths.tolist()):
+        with torch.enable_grad():
+            active = [variable.detach().requires_grad_() for variable in variables]
+            slopes = torch.autograd.grad(norms(step, *active).sum(), active)
+        steps = (length * normalize(slope, dim=-1, eps=tiny) for slope in slopes)
+        variables = limit(*(variable.detach() + moved for variable, moved in zip(active, steps, strict=True)))
+    return variables
 
 
 def gate_norms(point: DualPoint, masks: Tensor) -> Tensor:

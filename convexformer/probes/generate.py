@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.gates.search import largest_dual_norms
+from convexformer.gates.search import ascended, largest_dual_norms
 from convexformer.nn.modules.base import copied_to
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import GateWeights, QueryWeights, TokenWeights
@@ -406,21 +406,8 @@ def _norms_of(batch: _Batch, point: DualPoint, weights: Tensor) -> Tensor:
     return norms * (spread + torch.finfo(spread.dtype).eps).rsqrt() if point.scaled else norms
 
 
-def _ascend(
-    start: Sequence[Tensor], norms: Callable[..., Tensor], limit: Callable[..., Any], config: Generation
-) -> Any:
-    """Variables after normalised gradient steps, whose lengths fall; `limit` brings them back to where they may be."""
-    variables = tuple(start)
-    for step, length in enumerate(np.geomspace(*config.step_lengths, config.n_steps)):
-        with torch.enable_grad():
-            active = [variable.detach().requires_grad_() for variable in variables]
-            slopes = torch.autograd.grad(norms(step, *active).sum(), active)
-        moved = (
-            variable.detach() + float(length) * torch.nn.functional.normalize(slope, dim=-1, eps=_TINY)
-            for variable, slope in zip(active, slopes, strict=True)
-        )
-        variables = limit(*moved)
-    return variables
+def _ascend(start: Any, norms: Callable[..., Tensor], limit: Callable[..., Any], config: Generation) -> Any:
+    return ascended(start, norms, limit, np.geomspace(*config.step_lengths, config.n_steps), _TINY)
 
 
 def _ascended_queries(point: DualPoint, config: Generation, random_state: np.random.RandomState) -> QueryWeights:
