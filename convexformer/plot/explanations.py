@@ -224,17 +224,19 @@ def plot_token_curve(
     signal = None if series is None else as_numbers(series, "series", "the steps of a signal")
     if signal is not None and (signal.ndim not in (1, 2) or signal.size == 0):
         raise ValueError(f"series must have shape (n_steps,) or (n_steps, n_channels), got {signal.shape}")
-    if signal is not None and times is None and len(signal) != len(values):
-        raise ValueError(
-            f"series has {len(signal)} steps and there are {len(values)} contributions; give times=, the step in the "
-            "middle of each token"
-        )
-    if signal is not None and len(signal) != len(values) and steps.dtype.kind not in "iuf":
-        raise ValueError("times must be numbers of steps, not dates, where series has another number of steps")
+    at = steps
+    if signal is not None and len(signal) != len(values):
+        if times is None:
+            raise ValueError(
+                f"series has {len(signal)} steps and there are {len(values)} contributions; give times=, the step in "
+                "the middle of each token"
+            )
+        if steps.dtype.kind == "M":
+            raise ValueError("times must be numbers of steps, not dates, where series has another number of steps")
+        at = np.arange(len(signal))
     axes = require_matplotlib().subplots(figsize=(7.0, 3.0), layout="constrained")[1] if ax is None else ax
     if signal is not None:
         behind = axes.twinx()
-        at = steps if len(signal) == len(values) else np.arange(len(signal))
         behind.plot(at, signal, color="0.6", linewidth=1.0, marker=None if len(signal) > 1 else "o")
         behind.set_ylabel("signal", color="0.4")
         axes.set_zorder(behind.get_zorder() + 1)
