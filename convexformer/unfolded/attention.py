@@ -123,7 +123,8 @@ class EnergyAttention(nn.Module):
         if not self.descends:
             warnings.warn(
                 f"step={step} is longer than the steps up to 1 for which [U] Theorem 3.1, as corrected, promises that "
-                f"mode={mode!r} descends its energy" + self._wider_bound,
+                f"mode={mode!r} descends its energy"
+                + (", or below 2 on this complete graph" if self._may_go_to_two else ""),
                 DescentWarning,
                 stacklevel=2,
             )
@@ -131,10 +132,6 @@ class EnergyAttention(nn.Module):
     @property
     def _may_go_to_two(self) -> bool:
         return self.mode == "softmax" and self.graph is None and self.rho.positive_definite
-
-    @property
-    def _wider_bound(self) -> str:
-        return ", or below 2 on this complete graph" if self._may_go_to_two else ""
 
     @property
     def descends(self) -> bool:
@@ -232,7 +229,7 @@ def _fused(keys: Tensor, values: Tensor, present: Tensor | None) -> Tensor:
     bias = -keys.square().sum(-1, keepdim=True) / 2
     queries = torch.cat([keys, torch.ones_like(bias)], -1)
     keys = torch.cat([keys, bias], -1)
-    mask = None if present is None else present[..., None, :].expand(*present.shape[:-1], *present.shape[-1:] * 2)
-    mask = None if mask is None else mask.unsqueeze(-3)
+    pairs = (*keys.shape[:-2], 1, keys.shape[-2], keys.shape[-2])
+    mask = None if present is None else present[..., None, None, :].expand(pairs)
     query, key, value = (part.unsqueeze(-3) for part in (queries, keys, values))
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0).squeeze(-3)
