@@ -379,9 +379,7 @@ class Heads:
         membership = csr_array((np.ones(len(self)), (group, np.arange(len(self)))))
         total = (membership @ sizes)[:, None]
         right_norm = self.penalty.right_norm(as_tensor(unit3[first])).numpy()[:, None]
-        merged = self._chosen(first)
-        return dataclasses.replace(
-            merged,
+        return self._chosen(first).replace(
             w1=(membership @ (self.w1 * sizes[:, None])) / total,
             w2=unit2[first] * np.sqrt(total * right_norm),
             w3=unit3[first] * np.sqrt(total / right_norm),
@@ -390,7 +388,7 @@ class Heads:
     def _chosen(self, index: NDArray) -> Heads:
         """Some of the heads, by their positions or a mask."""
         gate_index = None if self.gate_index is None else self.gate_index[index]
-        return dataclasses.replace(self, w1=self.w1[index], w2=self.w2[index], w3=self.w3[index], gate_index=gate_index)
+        return self.replace(w1=self.w1[index], w2=self.w2[index], w3=self.w3[index], gate_index=gate_index)
 
     def to_torch(self) -> ConvexAttention:
         """The network as a torch module with exactly these weights (``simplex="projection"``)."""
