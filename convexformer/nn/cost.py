@@ -136,8 +136,9 @@ def _softmax_attention(
     # A single row is computed through the features of the tokens, without their keys or values.
     n_queries = n if position in (None, "mean") else 1
     n_rows = n if position is None else 1
-    scores = n_queries * d * width + (d * width + n_heads * n * d if n_queries == 1 else n * d * width + n * n * width)
-    mixing = d * width + n_heads * n * d if n_rows == 1 else n * d * width + n * n * width
+    through_features, through_tokens = d * width + n_heads * n * d, n * d * width + n * n * width
+    scores = n_queries * d * width + (through_features if n_queries == 1 else through_tokens)
+    mixing = through_features if n_rows == 1 else through_tokens
     products = scores + mixing + n_rows * width * c
     return ModelCost(width * (3 * d + c), 2 * products), c
 
