@@ -122,18 +122,15 @@ class EncoderWithHeads(nn.Module):
             raise ValueError(f"n_tokens must be that of the heads, {own_tokens}, or None, got {n_tokens}")
         self.n_tokens: int = own_tokens or n_tokens or int(self._teacher.limit)
         self._teacher.check_n_tokens(self.n_tokens)
-        self._check_width(n_features)
-        self.encoder = self._teacher.network.requires_grad_(False)
-        self.head: nn.Module = (heads.to_torch() if isinstance(heads, Heads) else copy.deepcopy(heads)).to(place)
-        self._reads_masks = own_tokens is None
-
-    def _check_width(self, n_features: int) -> None:
         width = self._teacher.config.hidden_size
         if n_features != width:
             raise ValueError(
                 f"heads are for {n_features} features per token, but the layers of model {self._teacher.name!r} have "
                 f"{width}; fit them to activations of this model"
             )
+        self.encoder = self._teacher.network.requires_grad_(False)
+        self.head: nn.Module = (heads.to_torch() if isinstance(heads, Heads) else copy.deepcopy(heads)).to(place)
+        self._reads_masks = own_tokens is None
 
     def train(self, mode: bool = True) -> EncoderWithHeads:
         """Set the mode of the head; the encoder stays in evaluation mode.
