@@ -359,11 +359,8 @@ def _batch(point: DualPoint, config: Generation, random_state: np.random.RandomS
         index = torch.as_tensor(drawn, device=odds.device)
         factor = 1 / (config.n_samples * odds[index])
     tokens, mask = point.samples.rows(index).padded(slice(0, len(index)))
-    values, weight = (
-        (factor[:, None] * point.values[index]).to(tokens),
-        (factor * point.sample_weight[index]).to(tokens),
-    )
-    return _Batch(tokens, mask, values, weight / weight.sum())
+    values, weight = factor[:, None] * point.values[index], (factor * point.sample_weight[index]).to(tokens)
+    return _Batch(tokens, mask, values.to(tokens), weight / weight.sum())
 
 
 def _starts(point: DualPoint, count: int, random_state: np.random.RandomState) -> Tensor:
