@@ -107,7 +107,7 @@ def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
             pair = mean_and_error([row[number] for row in rows]) if is_there else (None, None)
             entry[number], entry[f"{number}_error"] = pair
         gaps = [row["relative_gap"] for row in rows if row["relative_gap"] is not None]
-        entry["relative_gap"] = max(gaps) if gaps else None
+        entry["relative_gap"] = max(gaps, default=None)
         for key, reference in _REFERENCES.items():
             entry[f"to_{key}"] = _difference(rows, groups.get((name, budget, reference), []), tests)
         summary.append(entry)
@@ -140,6 +140,10 @@ def _interval(name: str) -> Callable[[dict[str, Any]], str]:
     return show
 
 
+def _used(row: dict[str, Any]) -> str:
+    return "-" if row["n_dictionary"] is None else f"{row['n_weightings']:.0f} of {row['n_dictionary']:.0f}"
+
+
 _COLUMNS: tuple[Column, ...] = (
     ("data", "<", shown("data", "")),
     ("labels", ">", shown("n_labels", "d")),
@@ -151,12 +155,8 @@ _COLUMNS: tuple[Column, ...] = (
     ("seconds", ">", shown("seconds", ".1f")),
     ("gap", ">", shown("relative_gap", ".0e")),
     ("heads", ">", shown("n_heads", ".0f")),
-    ("weightings", ">", lambda row: _used(row)),
+    ("weightings", ">", _used),
 )
-
-
-def _used(row: dict[str, Any]) -> str:
-    return "-" if row["n_dictionary"] is None else f"{row['n_weightings']:.0f} of {row['n_dictionary']:.0f}"
 
 
 def format_probes(report: dict[str, Any]) -> str:
