@@ -17,10 +17,13 @@ from .figures import draw_figures
 from .methods import Method, chosen_methods
 from .report import remark, skipped, summarise
 from .settings import GrokkingSettings
-from .watch import COURSE, Watch
+from .watch import COURSE, Look, Watch
 
 FILE = "grokking.json"
 TUNING_SEED = 1000
+# In place of a look that there is none of: at what was never reached, and where a run ended before any.
+_NEVER = Look._make([None] * len(COURSE))
+_BEFORE = _NEVER._replace(step=0, seconds=0.0)
 
 
 def run_grokking(
@@ -155,7 +158,7 @@ def _trial(
     n_steps = max(1, min([settings.tuning_steps, *needed]))  # the best one may have needed none
     watch = Watch(split, n_steps, settings.look_every, settings.threshold)
     method.train(split, settings, TUNING_SEED, pair, watch)
-    last = watch.looks[-1] if watch.looks else None
+    last = watch.looks[-1] if watch.looks else _BEFORE
     trial = {
         "p": p,
         "method": method.name,
@@ -163,8 +166,8 @@ def _trial(
         "weight_decay": pair[1],
         "test_step": watch.step_of("test_accuracy"),
         "best_test_accuracy": max((look.test_accuracy for look in watch.looks), default=0.0),
-        "steps": 0 if last is None else last.step,
-        "seconds": 0.0 if last is None else last.seconds,
+        "steps": last.step,
+        "seconds": last.seconds,
     }
     return [trial]
 
@@ -215,19 +218,19 @@ def milestones(watch: Watch) -> dict[str, Any]:
     dict
         Steps are None where never reached; ``delay`` is from the training to the test accuracy.
     """
-    train, test = watch.first("train_accuracy"), watch.first("test_accuracy")
-    last = watch.looks[-1] if watch.looks else None
+    train, test = (watch.first(name) or _NEVER for name in ("train_accuracy", "test_accuracy"))
+    last = watch.looks[-1] if watch.looks else _BEFORE
     return {
-        "train_step": None if train is None else train.step,
-        "test_step": None if test is None else test.step,
-        "delay": None if train is None or test is None else test.step - train.step,
-        "test_seconds": None if test is None else test.seconds,
-        "test_head_steps": None if test is None else test.head_steps,
-        "test_gradient_evaluations": None if test is None else test.gradient_evaluations,
-        "test_loss_then": None if test is None else test.test_loss,
-        "steps": 0 if last is None else last.step,
-        "seconds": 0.0 if last is None else last.seconds,
-        "final_train_accuracy": None if last is None else last.train_accuracy,
-        "final_test_accuracy": None if last is None else last.test_accuracy,
-        "final_test_loss": None if last is None else last.test_loss,
+        "train_step": train.step,
+        "test_step": test.step,
+        "delay": None if _NEVER in (train, test) else test.step - train.step,
+        "test_seconds": test.seconds,
+        "test_head_steps": test.head_steps,
+        "test_gradient_evaluations": test.gradient_evaluations,
+        "test_loss_then": test.test_loss,
+        "steps": last.step,
+        "seconds": last.seconds,
+        "final_train_accuracy": last.train_accuracy,
+        "final_test_accuracy": last.test_accuracy,
+        "final_test_loss": last.test_loss,
     }
