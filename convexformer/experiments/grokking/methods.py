@@ -19,10 +19,6 @@ _LEARNED = "convex block, learned tokens"
 _DEPTHS = (1, 2, 4)
 
 
-def _any_modulus(p: int) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Method:
     """A way to learn the table.
@@ -66,7 +62,7 @@ class Method:
     n_layers: int | None = None
     convex: bool = False
     limit: Literal["n_steps", "untuned_steps", "projection_steps", "max_iter"] = "n_steps"
-    applies: Callable[[int], bool] = _any_modulus
+    applies: Callable[[int], bool] = lambda p: True
 
     @property
     def depths(self) -> str:
