@@ -94,14 +94,12 @@ def solve_class(kind: ProgramClass, split: Split, settings: StudentTeacherSettin
     gates = _draw_gates(split.train, settings.n_gates, seed) if kind.gated else None
     alpha, validation_r2 = _choose_alpha(kind, gates, split, settings)
     choice_seconds = time.perf_counter() - began
-    watch = _Watch(_linear_map(split.test, gates, settings.device), split.test.y)
     options: dict[str, Any] = {"penalty": kind.penalty, "device": settings.device}
     if gates is not None:
         options |= {"activation": "gated_relu", "gates": gates}
-    model = ConvexAttentionRegressor(alpha, tol=settings.tol, callback=watch, **options)
-    watch.start()
-    model.fit(*split.train)
-    seconds = watch.elapsed()
+    watch = _Watch(_linear_map(split.test, gates, settings.device), split.test.y)
+    model = ConvexAttentionRegressor(alpha, tol=settings.tol, callback=watch, **options).fit(*split.train)
+    seconds = time.perf_counter() - watch.began
     certificate = model.certificate_
     test_r2, test_error = r2_and_error(model.predict(split.test.tokens), split.test.y)
     row = Row(
@@ -217,14 +215,7 @@ class _Watch:
         self.seconds: list[float] = []
         self.primal: list[float] = []
         self.scores: list[float] = []
-
-    def start(self) -> None:
-        """Begin to count."""
-        self.began = time.perf_counter()
-
-    def elapsed(self) -> float:
-        """Seconds since the start without those of this callback."""
-        return time.perf_counter() - self.began
+        self.began = time.perf_counter()  # later by what each call takes
 
     def __call__(self, progress: Progress) -> None:
         now = time.perf_counter()
