@@ -218,8 +218,7 @@ class ShardWriter:
         path = self.folder / name
         try:
             with replacing(path) as partial, open(partial, "xb") as file:
-                for part in parts:
-                    file.write(part)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
         except FileNotFoundError:
