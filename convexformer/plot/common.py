@@ -100,6 +100,18 @@ def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tup
     return figure, list(axes.flat)
 
 
+def axes_for(ax: Axes | None, **options: Any) -> Axes:
+    """The axes to draw into: those that were given, or those of a new figure."""
+    return require_matplotlib().subplots(layout="constrained", **options)[1] if ax is None else ax
+
+
+def finish_map(axes: Any, image: Any, label: str, **names: str) -> None:
+    """Names of what an image of cells shows, ticks at whole numbers and a colour bar."""
+    axes.set(**names)
+    axes.locator_params(integer=True, min_n_ticks=1)
+    axes.figure.colorbar(image, ax=axes, label=label, shrink=0.8)
+
+
 def save_figure(figure: Figure, path: Any) -> None:
     """Write a figure as PNG and close it.
 

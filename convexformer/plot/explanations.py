@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from convexformer.validation import without_tensor
 
-from .common import as_numbers, check_drawable, is_grid, largest, require_matplotlib
+from .common import as_numbers, axes_for, check_drawable, finish_map, is_grid, largest, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,7 @@ def plot_token_text(contributions: ArrayLike, words: Sequence[str], *, title: st
         )
     plt = require_matplotlib()
     shown = _as_shown(pieces)
-    axes = plt.subplots(figsize=(7.0, 2.0), layout="constrained")[1] if ax is None else ax
+    axes = axes_for(ax, figsize=(7.0, 2.0))
     axes.set(xticks=[], yticks=[], title=title, xlabel="tokens in their order")
     axes.spines[:].set_visible(False)
     scale = plt.cm.ScalarMappable(plt.Normalize(-largest(abs(values)), largest(abs(values))), _COLORS)
@@ -156,7 +156,7 @@ def plot_patch_map(
         if picture.ndim != 2:
             raise ValueError(f"image must be grey, of shape (height, width), got {picture.shape}; average its channels")
         check_drawable(picture, "image")
-    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    axes = axes_for(ax)
     rows, columns = grid
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
     if picture is not None:
@@ -165,9 +165,7 @@ def plot_patch_map(
     top = largest(abs(values))
     alpha = None if picture is None else abs(values).reshape(rows, columns) / top * 0.8
     shown = axes.imshow(values.reshape(rows, columns), cmap=_COLORS, vmin=-top, vmax=top, extent=extent, alpha=alpha)
-    axes.set(xlabel="patch column", ylabel="patch row", title=title)
-    axes.locator_params(integer=True, min_n_ticks=1)
-    axes.figure.colorbar(shown, ax=axes, label=_LABEL, shrink=0.8)
+    finish_map(axes, shown, _LABEL, xlabel="patch column", ylabel="patch row", title=title)
     return axes
 
 
@@ -234,7 +232,7 @@ def plot_token_curve(
         if steps.dtype.kind == "M":
             raise ValueError("times must be numbers of steps, not dates, where series has another number of steps")
         at = np.arange(len(signal))
-    axes = require_matplotlib().subplots(figsize=(7.0, 3.0), layout="constrained")[1] if ax is None else ax
+    axes = axes_for(ax, figsize=(7.0, 3.0))
     if signal is not None:
         behind = axes.twinx()
         behind.plot(at, signal, color="0.6", linewidth=1.0, marker=None if len(signal) > 1 else "o")

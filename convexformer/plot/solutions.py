@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from convexformer.validation import is_integer, refuse_masked
 from convexformer_solvers.validation import is_real
 
-from .common import as_numbers, check_drawable, is_grid, largest, require_matplotlib
+from .common import as_numbers, axes_for, check_drawable, finish_map, is_grid, largest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +62,7 @@ def plot_token_norms(
     check_drawable(norms, "token_norms", least=0.0)
     if shape is not None and not is_grid(shape, norms.size):
         raise ValueError(f"shape must be that of {norms.size} tokens in rows and columns, got {shape}")
-    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    axes = axes_for(ax)
     if shape is None:
         axes.bar(np.arange(len(norms)), norms, color="tab:blue")
         axes.set(xlabel="token position", ylabel="penalty carried", title=title)
@@ -75,9 +75,7 @@ def plot_token_norms(
             shade = "white" if value > 0.6 * grid.max() else "black"
             written = f"{value:.2g}" if value else "unused"
             axes.text(column, row, written, ha="center", va="center", color=shade, fontsize=8)
-    axes.set(xlabel="patch column", ylabel="patch row", title=title)
-    axes.locator_params(integer=True, min_n_ticks=1)
-    axes.figure.colorbar(image, ax=axes, label="penalty carried", shrink=0.8)
+    finish_map(axes, image, "penalty carried", xlabel="patch column", ylabel="patch row", title=title)
     return axes
 
 
@@ -127,7 +125,7 @@ def plot_path(path: Any, *, alpha: float | None = None, title: str = "", ax: Axe
         raise ValueError("path must hold at least one alpha, got none")
     if alpha is not None and not (is_real(alpha) and 0 < alpha < math.inf):
         raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
-    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    axes = axes_for(ax)
     marker = "o" if len(path.alphas) == 1 else None  # a line of one point is nothing to see
     lines = axes.plot(path.alphas, norms, color="0.8", linewidth=0.8, marker=marker)
     most = norms.max(0)
@@ -198,7 +196,7 @@ def plot_convergence(
     if not (is_real(bound) and math.isfinite(bound)):
         raise ValueError(f"bound must be a finite number, as model.certificate_.dual, got {bound!r}")
     points = {label: _checked(label, curve) for label, curve in curves.items()}
-    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    axes = axes_for(ax)
     families = list(dict.fromkeys(label.split(":")[0] for label in curves))
     seen: set[str] = set()
     for label, (seconds, objective) in points.items():
@@ -278,7 +276,7 @@ def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", a
     check_drawable(array, "weights", least=0.0)
     if not is_integer(first):
         raise ValueError(f"first must be an integer, got {first!r}")
-    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    axes = axes_for(ax)
     bottom, right = array.shape[0] + first - 0.5, array.shape[1] + first - 0.5
     image = axes.imshow(
         array,
@@ -288,7 +286,5 @@ def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", a
         extent=(first - 0.5, right, bottom, first - 0.5),
         aspect="equal" if max(array.shape) <= _SLENDER * min(array.shape) else "auto",
     )
-    axes.set(xlabel="position read from", ylabel="position of the output", title=title)
-    axes.locator_params(integer=True, min_n_ticks=1)
-    axes.figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
+    finish_map(axes, image, "weight", xlabel="position read from", ylabel="position of the output", title=title)
     return axes
