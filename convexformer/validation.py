@@ -565,6 +565,18 @@ def is_integer(value: Any, least: int | None = None) -> TypeGuard[int]:
     return whole and (least is None or int(value) >= least)
 
 
+def check_integers(least: int, **numbers: Any) -> None:
+    """Raise ``ValueError`` naming the first argument that is no integer of at least `least`.
+
+    Examples
+    --------
+    >>> check_integers(2, n_layers=2)
+    """
+    for name, value in numbers.items():
+        if not is_integer(value, least):
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
 def is_one_of(value: Any, choices: Collection[str]) -> TypeGuard[str]:
     """Whether a value is one of some words; a list or an array is none, which ``in`` may not be asked.
 

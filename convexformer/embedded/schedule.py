@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convexformer.validation import check_positive, is_integer
+from convexformer.validation import check_integers, check_positive
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,7 @@ class FallingAlpha:
             check_positive(first_alpha=self.first)
             if self.first < self.last:
                 raise ValueError(f"first_alpha must be at least alpha={self.last}, got {self.first!r}")
-        for name in ("hold_steps", "fall_steps"):
-            value = getattr(self, name)
-            if not is_integer(value, 0):
-                raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
+        check_integers(0, hold_steps=self.hold_steps, fall_steps=self.fall_steps)
 
     def __call__(self, step: int) -> float:
         if self.first is None or step >= self.hold_steps + self.fall_steps:

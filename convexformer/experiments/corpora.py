@@ -18,7 +18,7 @@ from convexformer.datasets import load_documentation_sentences, load_word_vector
 from convexformer.datasets._lines import text_lines
 from convexformer.experiments.settings import ExperimentSettings, check_each
 from convexformer.unfolded import padding_mask
-from convexformer.validation import check_positive, is_integer
+from convexformer.validation import check_integers, check_positive
 from convexformer_solvers.validation import check_counts
 
 _DOCUMENTATION = "documentation"
@@ -38,8 +38,7 @@ class CorpusSettings(ExperimentSettings):
     def __post_init__(self) -> None:
         check_each(lambda name: isinstance(name, str), "names or paths", corpora=self.corpora)
         check_counts(n_features=self.n_features, n_tokens=self.n_tokens)
-        if not is_integer(self.n_sentences, 20):
-            raise ValueError(f"n_sentences must be an integer of at least 20, got {self.n_sentences!r}")
+        check_integers(20, n_sentences=self.n_sentences)
         check_positive(token_norm=self.token_norm)
 
 

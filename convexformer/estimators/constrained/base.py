@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from convexformer.constrained import ConstrainedTrainingInterrupted, FeasibilityReport, PrimalDual
 from convexformer.estimators.tokens import NetworkEstimator, SavedState, restored_weights, saved_weights
-from convexformer.validation import check_stream, is_integer
+from convexformer.validation import check_integers, check_stream, is_integer
 from convexformer_solvers.validation import is_real
 
 # Parameters of the estimators that are options of the trainer by the same name.
@@ -59,8 +59,7 @@ class DescentConstrainedBase(NetworkEstimator):
 
     def _training_samples(self, X: Any) -> Any:
         """Checked samples, in the precision and on the device of training."""
-        if not is_integer(self.n_layers, 2):
-            raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
+        check_integers(2, n_layers=self.n_layers)
         return self._read_samples(X, reset=True)
 
     def _split(self, data: list[Tensor], groups: NDArray, seed: int) -> tuple[list[Tensor], list[Tensor] | None]:

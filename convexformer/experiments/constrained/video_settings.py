@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive, is_price
-from convexformer.validation import check_flag, check_positive, is_integer
+from convexformer.validation import check_flag, check_integers, check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
 from .common import Search
@@ -137,8 +137,7 @@ class ConstrainedVideoSettings(ExperimentSettings):
 
     def __post_init__(self) -> None:
         check_counts(**self._named("size", "patch_size", "n_atoms", "n_hidden", "n_heads", "n_epochs", "batch_size"))
-        if not is_integer(self.n_frames, 5):
-            raise ValueError(f"n_frames must be an integer of at least 5, got {self.n_frames!r}")
+        check_integers(5, n_frames=self.n_frames)
         if self.size % self.patch_size:
             raise ValueError(f"patch_size must divide size={self.size}, got {self.patch_size}")
         if not is_integer(self.warmup_epochs, 0):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
-from convexformer.validation import check_positive, is_integer
+from convexformer.validation import check_integers, check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
 DEFAULT_DATASETS = (
@@ -155,8 +155,7 @@ class ProbesSettings(ExperimentSettings):
         check_counts(**self._named("batch_size", "path_patience", "generated", "generated_at_once"))
         check_counts(**self._named("generation_samples", "generation_steps"))
         for name, least in (("layer", 0), ("n_samples", 20), ("n_alphas", 2)):
-            if not is_integer(getattr(self, name), least):
-                raise ValueError(f"{name} must be an integer of at least {least}, got {getattr(self, name)!r}")
+            check_integers(least, **self._named(name))
         check_positive(tol=self.tol)
         for name in ("test_share", "validation_share", "eps"):
             if not 0 < getattr(self, name) < 1:
