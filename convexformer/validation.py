@@ -70,19 +70,18 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     if torch.is_tensor(X):
         return _check_tensor(estimator, X, reset)
     refuse_dates(X, "X")
-    if getattr(X, "ndim", 2) == 3:
-        if len(X):  # scikit-learn tells of no samples
-            _check_not_empty(X.shape)
-        with naming("X"):
-            array = check_array(X, allow_nd=True, dtype=FLOATS, estimator=estimator, input_name="X")
-        check_shape(estimator, array.shape, reset)
-        return as_floats(as_tensor(array))
-    if getattr(X, "ndim", 2) > 3:
-        raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
-    if not reset and estimator._n_dims == 3:
+    n_dims = getattr(X, "ndim", 2)
+    if n_dims > 3:
+        raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {n_dims}")
+    if n_dims == 3 and len(X):  # scikit-learn tells of no samples
+        check_not_empty("X", X.shape)
+    if n_dims < 3 and not reset and estimator._n_dims == 3:
         check_shape(estimator, np.shape(X), reset)
     with naming("X"):
-        array = validate_data(estimator, X, dtype=FLOATS, reset=reset)
+        if n_dims == 3:
+            array = check_array(X, allow_nd=True, dtype=FLOATS, estimator=estimator, input_name="X")
+        else:
+            array = validate_data(estimator, X, dtype=FLOATS, reset=reset)
     check_shape(estimator, array.shape, reset)
     return as_floats(as_tokens(array))
 
@@ -184,16 +183,17 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
     if X.is_complex():
         raise ValueError(f"X must hold real numbers, got {X.dtype}")
-    _check_not_empty(X.shape)
+    check_not_empty("X", X.shape)
     if not all_finite(X):
         raise ValueError("Input X contains NaN or infinity.")
     check_shape(estimator, tuple(X.shape), reset)
     return as_tokens(X)
 
 
-def _check_not_empty(shape: tuple[int, ...]) -> None:
+def check_not_empty(name: str, shape: tuple[int, ...]) -> None:
+    """Raise ``ValueError`` where samples have a dimension of zero."""
     if 0 in shape:
-        raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(shape)}")
+        raise ValueError(f"{name} must have at least one sample, token and feature, got shape {tuple(shape)}")
 
 
 def forget_names(estimator: Any) -> None:

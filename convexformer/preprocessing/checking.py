@@ -19,6 +19,7 @@ from convexformer.validation import (
     all_finite,
     as_floats,
     as_tensor,
+    check_not_empty,
     forget_names,
     mask_of,
     naming,
@@ -105,8 +106,7 @@ def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
         return _ragged(X)
     if getattr(X, "ndim", 0) == 3:  # as it is, be it a memory map in half precision
         tokens = _tensor(X, "X")
-        if 0 in tokens.shape:
-            raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(tokens.shape)}")
+        check_not_empty("X", tokens.shape)
         return PaddedSequences(tokens)
     return PaddedSequences(_single_tokens(estimator, X, reset))
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.validation import as_tensor
+from convexformer.validation import as_tensor, check_not_empty
 
 # Types of safetensors that are floats or integers of torch.
 DTYPES = {
@@ -179,8 +179,7 @@ def token_shape(shape: tuple[int, ...], place: str) -> tuple[int, ...]:
     """The shape ``(N, n_tokens, d)`` of samples; with two dimensions their tokens have width 1."""
     if len(shape) not in (2, 3):
         raise ValueError(f"{place} must have 2 or 3 dimensions (samples, tokens[, features]), got shape {tuple(shape)}")
-    if 0 in shape:
-        raise ValueError(f"{place} must have at least one sample, token and feature, got shape {tuple(shape)}")
+    check_not_empty(place, shape)
     return (*shape, 1) if len(shape) == 2 else tuple(shape)
 
 
