@@ -137,28 +137,25 @@ def exact_readout(
     return problem.certified(weight, duals)
 
 
+@dataclass(eq=False, repr=False)
 class _Readout:
     """The problem, for cvxpy and for the certificate."""
 
-    def __init__(
-        self,
-        layers: NDArray[np.float64],
-        targets: NDArray[np.float64],
-        constraints: DescentConstraints,
-        decay: float,
-        loss: Loss,
-        reference: Any,
-    ) -> None:
-        self.layers, self.targets, self.constraints = layers, targets, constraints
-        self.decay, self.loss = decay, loss
-        self.reference: Tensor | None = None
-        if reference is not None:
-            self.reference = as_tensor(reference, dtype=torch.float64, name="reference").detach().cpu()
-            if self.reference.shape != (len(layers),):
-                raise ValueError(f"reference must have shape ({len(layers)},), got {tuple(self.reference.shape)}")
-            check_finite("reference", self.reference)
-        else:
+    layers: NDArray[np.float64]
+    targets: NDArray[np.float64]
+    constraints: DescentConstraints
+    decay: float
+    loss: Loss
+    reference: Any
+
+    def __post_init__(self) -> None:
+        if self.reference is None:
             self._check_convex()
+            return
+        self.reference = as_tensor(self.reference, dtype=torch.float64, name="reference").detach().cpu()
+        if self.reference.shape != (len(self.layers),):
+            raise ValueError(f"reference must have shape ({len(self.layers)},), got {tuple(self.reference.shape)}")
+        check_finite("reference", self.reference)
 
     def _check_convex(self) -> None:
         if not self.loss.quadratic:

@@ -113,31 +113,30 @@ class Look(NamedTuple):
     validation: float = math.inf
 
 
+@dataclass(eq=False, repr=False)
 class Trial:
     """Training of a network from given weights."""
 
-    def __init__(
-        self,
-        network: AttentionNetwork,
-        data: Data,
-        held_out: Data | None,
-        settings: Settings,
-        start: list[Tensor],
-        lr: float,
-        weight_decay: float,
-        bar: Any,
-    ) -> None:
-        self.network, self.data, self.held_out, self.settings, self.bar = network, data, held_out, settings, bar
-        self.start, self.lr, self.weight_decay = start, lr, weight_decay
+    network: AttentionNetwork
+    data: Data
+    held_out: Data | None
+    settings: Settings
+    start: list[Tensor]
+    lr: float
+    weight_decay: float
+    bar: Any
+
+    def __post_init__(self) -> None:
+        settings, count = self.settings, len(self.data)
         # Samples of weight zero have been left out of the data.
-        self.batch_size = len(data) if settings.batch_size is None else min(settings.batch_size, len(data))
+        self.batch_size = count if settings.batch_size is None else min(settings.batch_size, count)
         # A look takes all samples: without minibatches as many as a step.
-        self.look_every = settings.look_every or max(math.ceil(settings.n_steps / 100), len(data) // self.batch_size)
-        self.stopwatch = Stopwatch(data.y.device)
+        self.look_every = settings.look_every or max(math.ceil(settings.n_steps / 100), count // self.batch_size)
+        self.stopwatch = Stopwatch(self.data.y.device)
         self.step = 0
         self.records: list[Record] = []
         self.validations: list[tuple[int, float]] = []
-        self.look = Look(0, start)  # the last one or, with patience, the best by validation
+        self.look = Look(0, self.start)  # the last one or, with patience, the best by validation
         self.looks_without_progress = 0
         self.kept: Look | None = None
         self.ended_by: End | None = None
