@@ -89,18 +89,16 @@ class Heads:
     targets: Targets = field(default_factory=RealTargets)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "loss", get_loss(self.loss))
-        object.__setattr__(self, "penalty", get_penalty(self.penalty))
+        parts: dict[str, Any] = {"loss": get_loss(self.loss), "penalty": get_penalty(self.penalty)}
         check_alpha(self.alpha)
         check_kind("targets", self.targets, Targets, "RealTargets()")
-        object.__setattr__(self, "alpha", float(self.alpha))
-        parts = as_head_weights(w1=self.w1, w2=self.w2, w3=self.w3, intercept=self.intercept)
-        for name, part in parts.items():
-            object.__setattr__(self, name, part)
+        parts |= as_head_weights(w1=self.w1, w2=self.w2, w3=self.w3, intercept=self.intercept)
         if self.gate_index is not None:
-            object.__setattr__(self, "gate_index", as_gate_index(self.gate_index))
+            parts["gate_index"] = as_gate_index(self.gate_index)
+        for name, part in (parts | {"alpha": float(self.alpha)}).items():
+            object.__setattr__(self, name, part)
         m = len(self.w1)
-        if self.w1.ndim != 2 or self.w2.ndim != 2 or self.w3.ndim != 2 or not m == len(self.w2) == len(self.w3):
+        if not self.w1.ndim == self.w2.ndim == self.w3.ndim == 2 or not m == len(self.w2) == len(self.w3):
             raise ValueError(
                 f"w1, w2, w3 must be arrays of shapes (m, n), (m, d), (m, c), "
                 f"got {self.w1.shape}, {self.w2.shape}, {self.w3.shape}"

@@ -81,12 +81,11 @@ class SequenceHeads:
         loss: str | Loss = "squared",
     ) -> None:
         form = get_form(form)
-        for name, array in as_head_weights(w1=w1, w2=w2, w3=w3, intercept=intercept).items():
-            object.__setattr__(self, name, array)
-        for name, part in (("form", form), ("penalty", form.check_penalty(penalty)), ("loss", get_loss(loss))):
-            object.__setattr__(self, name, part)
+        parts: dict[str, Any] = as_head_weights(w1=w1, w2=w2, w3=w3, intercept=intercept)
+        parts |= {"form": form, "penalty": form.check_penalty(penalty), "loss": get_loss(loss)}
         check_alpha(alpha)
-        object.__setattr__(self, "alpha", float(alpha))
+        for name, part in (parts | {"alpha": float(alpha)}).items():
+            object.__setattr__(self, name, part)
         dims = (self.w1.ndim, self.w2.ndim, self.w3.ndim)
         if dims != (3, 2, 2) or not len(self.w1) == len(self.w2) == len(self.w3):
             raise ValueError(
