@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from convexformer.validation import check_positive
+from convexformer.validation import check_finite, check_positive
 from convexformer_solvers.validation import check_tensor
 
 from .graphs import check_floats
@@ -233,8 +233,7 @@ def check_points(**points: Tensor) -> None:
     (first, pattern), *_ = points.items()
     for name, point in points.items():
         check_floats(name, point)
-        if not bool(torch.isfinite(point).all()):
-            raise ValueError(f"{name} must be finite, got NaN or infinite values")
+        check_finite(name, point)
         if point.shape != pattern.shape:
             raise ValueError(f"{name} must have the shape {tuple(pattern.shape)} of {first}, got {tuple(point.shape)}")
         if (point.dtype, point.device) != (pattern.dtype, pattern.device):
