@@ -51,7 +51,7 @@ def compare_maps(
     maps : dict
         The maps by name, rows summing to 1; none of a softmax student that diverged.
     """
-    convex, alpha = _solve_sequence(split, settings)
+    convex = _solve_sequence(split, settings)
     softmax = train_softmax_sequence(choice, split, settings, seed)
     n_tokens = teacher.shape[1]
     maps = {
@@ -79,7 +79,7 @@ def compare_maps(
         if name != TEACHER
     ]
     n_heads = int(np.linalg.norm(convex.coef_, axis=2).astype(bool).sum())  # one per group that is not zero
-    rows[0] |= {"alpha": alpha, "relative_gap": convex.certificate_.relative_gap, "heads": n_heads}
+    rows[0] |= {"alpha": convex.alpha, "relative_gap": convex.certificate_.relative_gap, "heads": n_heads}
     return rows, {name: values.tolist() for name, values in maps.items()}
 
 
@@ -182,7 +182,7 @@ def _pearson(left: NDArray, right: NDArray) -> float | None:
     return float(np.corrcoef(left, right)[0, 1])
 
 
-def _solve_sequence(split: Split, settings: StudentTeacherSettings) -> tuple[ConvexSequenceRegressor, float]:
+def _solve_sequence(split: Split, settings: StudentTeacherSettings) -> ConvexSequenceRegressor:
     """The certified student whose alpha validates best."""
     tokens, y = split.train.tensors(settings.device)
     alpha_max = sequence_program(tokens, y, alpha=1.0, fit_intercept=True).alpha_max
@@ -193,7 +193,7 @@ def _solve_sequence(split: Split, settings: StudentTeacherSettings) -> tuple[Con
         r2 = _r2(model.predict(split.validation.tokens), split.validation)
         if r2 > best_r2:
             best, best_r2 = model, r2
-    return best, best.alpha
+    return best
 
 
 def _r2(outputs: NDArray, part: Part) -> float:
