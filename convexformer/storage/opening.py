@@ -80,25 +80,26 @@ def open_source(X: Any) -> Source | None:
         return _open_path(os.fspath(X))
     if isinstance(X, np.memmap):
         return _open_memmap(X)
-    package, kind = type(X).__module__.partition(".")[0], type(X).__name__
+    package, name = type(X).__module__.partition(".")[0], type(X).__name__
+    kind = f"{package}.{name}"
     if package == "zarr" and hasattr(X, "dtype"):
         return ArraySource(partial(_given, X), "X")
-    if package == "h5py" and kind == "Dataset":
+    if kind == "h5py.Dataset":
         return ArraySource(partial(_given, X), "X", partial(_of_file, X.file.filename, X.name))
-    if package == "datasets" and kind == "Dataset":
+    if kind == "datasets.Dataset":
         if len(X.column_names) != 1:
             raise ValueError(
                 f"X must have one column, got {X.column_names}; pass one of them, as in X['{X.column_names[0]}']"
             )
         return ColumnSource(X, X.column_names[0])
-    if package == "datasets" and kind == "Column":
+    if kind == "datasets.Column":
         return ColumnSource(X.source, X.column_name)
-    if package == "datasets" and kind.startswith("Iterable"):
+    if kind.startswith("datasets.Iterable"):
         raise ValueError(
             "X must tell its number of samples; give Chunks(make), where make returns chunks of this stream"
         )
-    if isinstance(X, Mapping) or (package == "zarr" and kind == "Group"):
-        raise ValueError(f"X must be one array, got a {kind} of {list(X)}; pass one of its arrays, as in X['name']")
+    if isinstance(X, Mapping) or kind == "zarr.Group":
+        raise ValueError(f"X must be one array, got a {name} of {list(X)}; pass one of its arrays, as in X['name']")
     return None
 
 
