@@ -31,12 +31,13 @@ def check_options(**options: Any) -> None:
     resilience, seed = options["resilience"], options["seed"]
     if resilience is not None and not (is_real(resilience) and 0 < resilience < math.inf):
         raise ValueError(f"resilience must be a positive finite number or None, got {resilience!r}")
-    if resilience is not None and options["slack_update"] == "explicit" and resilience * options["dual_lr"] >= 2:
+    has_explicit = resilience is not None and options["slack_update"] == "explicit"
+    if has_explicit and resilience * options["dual_lr"] >= 2:
         raise ValueError(
             f"resilience must be below 2 / dual_lr = {2 / options['dual_lr']:g} with slack_update='explicit', whose "
             f"steps of dual_lr would not settle, got {resilience!r}; use slack_update='decay' or a smaller dual_lr"
         )
-    if options["reset_slacks"] and (resilience is None or options["slack_update"] != "explicit"):
+    if options["reset_slacks"] and not has_explicit:
         raise ValueError("reset_slacks must be False without resilience and slack_update='explicit', got True")
     if not is_integer(options["warmup_epochs"], 0):
         raise ValueError(f"warmup_epochs must be an integer from 0, got {options['warmup_epochs']!r}")
