@@ -19,7 +19,6 @@ from convexformer.programs.build import attention_map
 from convexformer.solvers import Fista, Program, Progress, solve
 
 from .data import Split
-from .networks import Trainer
 from .settings import GrokkingSettings
 from .watch import Watch
 
@@ -90,22 +89,13 @@ def solve_fourier(
     }
 
 
-def greedy_layers(n_layers: int) -> Trainer:
-    """Method that trains layers one after another, each a convex program on the tokens and what the layers before say.
+def solve_greedy(
+    n_layers: int, split: Split, settings: GrokkingSettings, seed: int, choice: tuple[float, float] | None, watch: Watch
+) -> dict[str, Any]:
+    """Train layers one after another, each a convex program on the tokens and what the layers before say.
 
     There is one look per layer; its steps are the iterations of all layers so far.
     """
-    return partial(_solve_greedy, n_layers)
-
-
-def _solve_greedy(
-    n_layers: int,
-    split: Split,
-    settings: GrokkingSettings,
-    seed: int,
-    choice: tuple[float, float] | None,
-    watch: Watch,
-) -> dict[str, Any]:
     problem = _problem(split, settings, settings.greedy_gates, seed)
     ends: list[float] = []
     began = time.perf_counter()
@@ -131,9 +121,7 @@ def _solve_greedy(
     ).fit(problem.tokens, split.train.labels.cpu().numpy())
     steps = np.cumsum([layer.n_iter_ for layer in model.layers_]).tolist()
     for number, step in enumerate(steps, start=1):
-        layers = model.first_layers(number)
-        train, test = (_all_labels(layers, X, split.p) for X in (problem.tokens, problem.test))
-        watch.look(partial(_both, train, test), step=step)
+        watch.look(partial(_both, model.first_layers(number), problem, split.p), step=step)
     watch.correct_seconds(steps, [*ends, last[1]])
     return {
         "relative_gap": max(certificate.relative_gap for certificate in model.certificates_),
@@ -144,8 +132,8 @@ def _solve_greedy(
     }
 
 
-def _both(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    return train, test
+def _both(model: Any, problem: _Problem, p: int) -> tuple[Tensor, Tensor]:
+    return _all_labels(model, problem.tokens, p), _all_labels(model, problem.test, p)
 
 
 def _all_labels(model: Any, tokens: Tensor, p: int) -> Tensor:

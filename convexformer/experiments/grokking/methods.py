@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from convexformer.experiments.settings import check_each
 from convexformer.validation import is_prime
 
-from .convex_programs import greedy_layers, solve_fourier
+from .convex_programs import solve_fourier, solve_greedy
 from .learned import join, project
 from .networks import Trainer, adamw, convex_attention, mlp, transformer
 from .settings import GrokkingSettings
@@ -87,7 +88,7 @@ METHODS: tuple[Method, ...] = (
     Method("convex block, joint", _LEARNED, join, tuned=False),
     Method("convex block, projection", _LEARNED, project, tuned=False, limit="projection_steps"),
     _certified("fully convex", solve_fourier),
-    *(_certified(f"layer-wise convex, L = {n}", greedy_layers(n), n) for n in _DEPTHS),
+    *(_certified(f"layer-wise convex, L = {n}", partial(solve_greedy, n), n) for n in _DEPTHS),
 )
 
 
