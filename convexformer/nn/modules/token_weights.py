@@ -91,11 +91,16 @@ class TokenWeights(nn.Module, ABC):
         return as_arguments(n_weightings=self.n_weightings, **self.settings())
 
     def _keep(self, **arrays: ArrayLike | Tensor) -> None:
-        """Buffers of finite float64 numbers, copied."""
+        """Buffers of finite float64 numbers, copied; the first has a row for each weighting."""
         for name, values in arrays.items():
             tensor = as_tensor(values, name=name).detach().to(torch.float64, copy=True)
             check_finite(name, tensor)
             self.register_buffer(name, tensor)
+        first = next(iter(arrays))
+        rows: Tensor = getattr(self, first)
+        if rows.ndim != 2 or 0 in rows.shape:
+            raise ValueError(f"{first} must have shape (n_weightings, n_features), got {tuple(rows.shape)}")
+        self.n_weightings = len(rows)
 
 
 class MeanWeights(TokenWeights):
@@ -167,7 +172,6 @@ class GateWeights(TokenWeights):
     def __init__(self, directions: ArrayLike | Tensor, thresholds: ArrayLike | Tensor) -> None:
         super().__init__()
         self._keep(directions=directions, thresholds=thresholds)
-        self.n_weightings = _checked_rows("directions", self.directions)
         if self.thresholds.shape != self.directions.shape[:1]:
             raise ValueError(
                 f"thresholds must have shape ({len(self.directions)},), one per direction, "
@@ -207,7 +211,6 @@ class QueryWeights(TokenWeights):
     def __init__(self, queries: ArrayLike | Tensor, temperature: float) -> None:
         super().__init__()
         self._keep(queries=queries)
-        self.n_weightings = _checked_rows("queries", self.queries)
         check_positive(temperature=temperature)
         self.temperature = float(temperature)
 
@@ -250,7 +253,6 @@ class PrototypeWeights(TokenWeights):
     def __init__(self, centers: ArrayLike | Tensor, temperature: float) -> None:
         super().__init__()
         self._keep(centers=centers)
-        self.n_weightings = _checked_rows("centers", self.centers)
         check_positive(temperature=temperature)
         self.temperature = float(temperature)
 
@@ -372,13 +374,6 @@ class JoinedWeights(TokenWeights):
 def _shares(tokens: Tensor, mask: Tensor) -> Tensor:
     """One over the number of real tokens of each sample, shape ``(B, 1)``."""
     return 1 / mask.sum(1, keepdim=True).to(tokens.dtype)
-
-
-def _checked_rows(name: str, rows: Tensor) -> int:
-    """Number of rows of a matrix that has some."""
-    if rows.ndim != 2 or 0 in rows.shape:
-        raise ValueError(f"{name} must have shape (n_weightings, n_features), got {tuple(rows.shape)}")
-    return len(rows)
 
 
 TOKEN_WEIGHTS: dict[str, type[TokenWeights]] = {
