@@ -19,7 +19,7 @@ Callback = Callable[[EmbeddedState], bool | None]
 
 # A step moves the entries of a table by at most about the learning rate with Adam and by a fifth of it with Muon.
 OPTIMIZERS: dict[str, Callable[[list[Tensor], float], torch.optim.Optimizer]] = {
-    "adam": lambda tables, lr: torch.optim.Adam(tables, lr),
+    "adam": torch.optim.Adam,
     "muon": lambda tables, lr: torch.optim.Muon(
         tables, lr, weight_decay=0.0, momentum=0.9, adjust_lr_fn="match_rms_adamw"
     ),

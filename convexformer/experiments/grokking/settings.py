@@ -150,8 +150,7 @@ class GrokkingSettings(ExperimentSettings):
     def __post_init__(self) -> None:
         check_counts(**{name: n for name, n in asdict(self).items() if isinstance(getattr(type(self), name), int)})
         for name, least in (("moduli", 3), ("layers", 1), ("transformer_layers", 1)):
-            is_allowed = partial(is_integer, least=least)
-            check_each(is_allowed, f"integers of at least {least}", **self._named(name))
+            check_each(partial(is_integer, least=least), f"integers of at least {least}", **self._named(name))
         for name in ("fraction", "threshold", "alpha_ratio", "learned_first_ratio", "learned_last_ratio"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}")

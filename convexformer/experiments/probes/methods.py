@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -75,7 +75,7 @@ class Method:
 
     name: str
     search: Callable[[Split, ProbesSettings, int], Found]
-    applies: Callable[[ProbeData, int | None], bool] = field(default=lambda data, size: True)
+    applies: Callable[[ProbeData, int | None], bool] = lambda data, size: True
 
 
 def methods_of(data: ProbeData, size: int | None, settings: ProbesSettings) -> list[Method]:
