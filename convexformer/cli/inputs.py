@@ -138,7 +138,7 @@ def load_data(path: Path, targets: Path | None, in_memory: bool) -> tuple[Any, d
     they are needed; their targets are in a file, or beside the samples as the array ``y``.
     """
     file = file_of(path)
-    if targets is None and in_memory and file == path and not path.is_dir() and not _has_names(path):
+    if targets is None and in_memory and _is_file_of_numpy(path):
         try:
             arrays = _known(load_arrays(path, ("X", "y")), path)
         except CommandError as error:
@@ -164,7 +164,7 @@ def _load_targets(path: Path) -> dict[str, Any]:
         raise CommandError(f"no file at {path}")
     from convexformer.storage.opening import array_of
 
-    if file != path or path.is_dir() or _has_names(path):
+    if not _is_file_of_numpy(path):
         return _arrays_in(file, *_PER_SAMPLE) | {"y": array_of(path, "--targets", "y")}
     if path.suffix != ".npy":
         if path.suffix != ".npz" and not zipfile.is_zipfile(path):
@@ -206,6 +206,11 @@ def _known(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
     if others := sorted(set(arrays) - set(known)):
         warnings.warn(f"the arrays {others} of {path} are not used; those used are {list(known)}", stacklevel=2)
     return {name: array for name, array in arrays.items() if name in known}
+
+
+def _is_file_of_numpy(path: Path) -> bool:
+    """Whether a path is no folder, no name in a file and no file of safetensors or HDF5; nothing need be there."""
+    return file_of(path) == path and not path.is_dir() and not _has_names(path)
 
 
 def _has_names(path: Path) -> bool:
