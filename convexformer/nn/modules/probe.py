@@ -324,10 +324,9 @@ class ProbeNetwork(nn.Module):
         load_file, damaged = _safetensors().load_file, import_module("safetensors").SafetensorError
         try:
             config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
-            is_later = config["format"] > _FORMAT
-            tensors = {} if is_later else load_file(path / _FILE)
-            of_pooler = {name.removeprefix("pooler."): tensor for name, tensor in tensors.items()}
-            if not is_later:
+            if config["format"] <= _FORMAT:
+                tensors = load_file(path / _FILE)
+                of_pooler = {name.removeprefix("pooler."): tensor for name, tensor in tensors.items()}
                 return cls(TokenPooler.rebuilt(config["parts"], of_pooler), tensors["coef"], tensors["bias"])
         except (AttributeError, KeyError, TypeError, ValueError, damaged) as error:
             raise ValueError(f"{os.fspath(folder)!r} holds no probe of save_pretrained: {error!r}") from error
