@@ -251,13 +251,8 @@ def _grid(name: str, values: float | Sequence[float]) -> list[float]:
         array = np.atleast_1d(np.asarray(values))
     except ValueError as error:  # of sequences of several lengths
         raise ValueError(f"{name} must be a number or a sequence of them, got {values!r}") from error
-    if (
-        array.dtype.kind not in "fiu"
-        or array.ndim != 1
-        or array.size == 0
-        or not np.isfinite(array).all()
-        or (array < 0).any()
-    ):
+    is_row = array.dtype.kind in "fiu" and array.ndim == 1 and array.size > 0
+    if not (is_row and ((array >= 0) & (array < math.inf)).all()):
         raise ValueError(f"{name} must be a non-negative number or a non-empty sequence of them, got {values!r}")
     return [float(value) for value in array]
 
