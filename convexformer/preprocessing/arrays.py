@@ -45,9 +45,9 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
         raise ValueError(f"sequences must each be an array of shape (length, n_features): {error}") from error
     if not arrays:
         raise ValueError("sequences must hold at least one sequence, got none")
-    wrong = next((i for i, array in enumerate(arrays) if array.ndim != 2), None)
-    if wrong is not None:
-        raise ValueError(f"sequences[{wrong}] must have shape (length, n_features), got {arrays[wrong].shape}")
+    for i, array in enumerate(arrays):
+        if array.ndim != 2:
+            raise ValueError(f"sequences[{i}] must have shape (length, n_features), got {array.shape}")
     widths = {array.shape[1] for array in arrays}
     if len(widths) != 1:
         raise ValueError(f"sequences must all have the same number of features, got {sorted(widths)}")
