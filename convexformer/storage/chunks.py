@@ -83,7 +83,7 @@ class Chunks(Source):
                 break
             if not self._advance():
                 raise self._other_number(f"{self._end}")
-        if stop == self._n_samples and (self._end > stop or (self._advance() and self._end > stop)):
+        if stop == self._n_samples and (self._end > stop or self._advance()):
             raise self._other_number(f"{self._end} or more")
         return parts[0] if len(parts) == 1 else torch.cat(parts or [self._last[:0]])
 
