@@ -204,8 +204,8 @@ class EncoderWithHeads(nn.Module):
             return self._teacher.tokenize(read_sentences(items))
         size = self._teacher.config.vocab_size
         for i, ids in enumerate(items):
-            whole = isinstance(ids, Sequence) and all(isinstance(token, Integral) for token in ids)
-            if not whole or len(ids) == 0 or min(ids) < 0 or max(ids) >= size:
+            some = isinstance(ids, Sequence) and len(ids) > 0
+            if not some or not all(isinstance(token, Integral) and 0 <= int(token) < size for token in ids):
                 raise ValueError(
                     f"sentences[{i}] must be a str, or one or more token ids from 0 to {size - 1}; all must be of one "
                     f"kind, got {ids!r}"
