@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from convexformer.unfolded.unrolled import UnrolledNetwork
-
-FINAL_NORMS = ("norm", "ln_f", "layernorm", "final_layer_norm", "final_layernorm", "final_norm")
 
 
 def base_of(model: Any) -> Any:
@@ -44,14 +42,37 @@ def patch_sides(model: Any) -> tuple[int, int]:
     return (side, side) if isinstance(side, int) else tuple(side)
 
 
-def final_norm(base: Any) -> Callable[[Tensor], Tensor] | None:
-    """The normalisation after the last layer, if there is one; models as OPT have it in a part named decoder."""
-    for part in (base, getattr(base, "decoder", None)):
-        for name in FINAL_NORMS:
-            norm = getattr(part, name, None)
-            if isinstance(norm, nn.Module):
-                return norm
-    return None
+@contextmanager
+def watched_end(base: nn.Module, n_layers: int) -> Iterator[dict[str, Any]]:
+    """What a model does after its layers, once it has run: the last one's `states` and the `norm` that they go through.
+
+    The normalisation, if there is one, is the module outside the layers that takes these states and gives some of their
+    shape. Names tell too little: what is called ``layer_norm`` comes after the layers in some models, before them in
+    others.
+    """
+    stacks = [part for part in base.modules() if isinstance(part, nn.ModuleList) and len(part) == n_layers]
+    inside = {part for stack in stacks for part in stack.modules()}
+    outside = [part for part in base.modules() if inside.isdisjoint(part.modules())]
+    seen: dict[str, Any] = {}
+
+    def note_states(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        seen.clear()  # of convolutions before, of which there may be as many
+        seen["states"] = output if torch.is_tensor(output) else output[0]
+
+    def note_norm(module: nn.Module, inputs: Any, output: Any) -> None:
+        states = seen.get("states")
+        if states is None or not all(torch.is_tensor(value) for value in (*inputs[:1], output)):
+            return
+        if inputs and inputs[0].data_ptr() == states.data_ptr() and output.shape == states.shape:
+            seen.setdefault("norm", module)
+
+    handles = [stack[-1].register_forward_hook(note_states) for stack in stacks]
+    handles += [part.register_forward_hook(note_norm) for part in outside]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

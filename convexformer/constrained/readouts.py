@@ -18,7 +18,7 @@ from convexformer.unfolded.unrolled import UnrolledNetwork
 from convexformer.validation import check_flag, check_one_of
 from convexformer_solvers.validation import check_counts, check_tensor, is_real
 
-from .encoder_parts import base_of, final_norm, noise_on_embeddings, noisy, patch_sides, sizes
+from .encoder_parts import base_of, noise_on_embeddings, noisy, patch_sides, sizes, watched_end
 
 Readout = Literal["first", "mean", "vocabulary", "reconstruction"]
 READOUTS = ("first", "mean", "vocabulary", "reconstruction")
@@ -77,8 +77,8 @@ def layer_readouts(
     -----
     Encoders such as BERT normalise within each layer, and their states are read as they are. ViT, GPT-2, Llama and
     others normalise after the last layer alone. The states of all their layers go through this normalisation, so that
-    the readout finds the same scale everywhere. It is found under the names ``norm``, ``ln_f``, ``layernorm``,
-    ``final_layer_norm``, ``final_layernorm`` and ``final_norm``.
+    the readout finds the same scale everywhere. It is the module that takes what the last layer puts out, whatever its
+    name.
 
     Examples
     --------
@@ -218,7 +218,7 @@ class LayerReadouts(nn.Module):
         """
         states = self._states(inputs, embedding_noise, generator)
         read = self._reader(states[0], inputs)
-        return torch.stack([read(state, layer) for layer, state in enumerate(states)])
+        return torch.stack([read(state) for state in states])
 
     def forward(
         self, *, embedding_noise: float = 0.0, generator: torch.Generator | None = None, **inputs: Any
@@ -235,7 +235,7 @@ class LayerReadouts(nn.Module):
         Tensor of shape (N, n_outputs), or (N, n_patches, n_outputs) for ``"reconstruction"``
         """
         last = self._states(inputs, embedding_noise, generator)[-1]
-        return self._reader(last, inputs)(last, self.n_layers - 1)
+        return self._reader(last, inputs)(last)
 
     def layer_losses(
         self,
@@ -297,18 +297,18 @@ class LayerReadouts(nn.Module):
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
         losses = []
-        for layer, state in enumerate(self._states(inputs, embedding_noise, generator)):
+        for state in self._states(inputs, embedding_noise, generator):
             chunks = state[:, :-1][followed].split(chunk_size)
-            parts = [self._token_losses(*pair, layer) for pair in zip(chunks, targets, strict=True)]
+            parts = [self._token_losses(*pair) for pair in zip(chunks, targets, strict=True)]
             by_token = torch.cat(parts)
             losses.append(by_token.new_zeros(followed.shape).masked_scatter(followed, by_token).sum(1) / counts)
         return torch.stack(losses)
 
-    def _token_losses(self, states: Tensor, targets: Tensor, layer: int) -> Tensor:
+    def _token_losses(self, states: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy of each of some tokens, whose logits are not kept for the backward pass."""
 
         def losses(states: Tensor) -> Tensor:
-            logits = self._logits(states, layer)
+            logits = self._logits(states)
             wide = torch.promote_types(logits.dtype, torch.float32)
             return F.cross_entropy(logits.to(wide), targets, reduction="none")
 
@@ -316,36 +316,31 @@ class LayerReadouts(nn.Module):
             return losses(states)
         return checkpoint(losses, states, use_reentrant=False, preserve_rng_state=False)
 
-    def _reader(self, state: Tensor, inputs: dict[str, Any]) -> Callable[[Tensor, int], Tensor]:
+    def _reader(self, state: Tensor, inputs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
         """Function that reads the states of a layer, and are all of one shape."""
         if self.readout == "reconstruction":
             n_patches = self._count_patches(state, inputs)
-            return lambda state, layer: self._head(self._normed(state[:, -n_patches:], layer))
+            return lambda state: self._head(state[:, -n_patches:])
         present = check_attention_mask(inputs.get("attention_mask"), tuple(state.shape))
         if self.readout == "first":
             if present is not None and not bool(present[:, 0].all()):
                 raise ValueError("attention_mask must be 1 at the first token, which is read: pad on the right")
-            return lambda state, layer: self._head(self._normed(state[:, 0], layer))
+            return lambda state: self._head(state[:, 0])
         if self.readout == "vocabulary":
             places = torch.arange(state.shape[1], device=state.device)
             last = places[-1:] if present is None else (places * present).argmax(1)
             rows = torch.arange(len(state), device=state.device)
-            return lambda state, layer: self._logits(state[rows, last], layer)
+            return lambda state: self._logits(state[rows, last])
         if present is None:
-            return lambda state, layer: self._head(self._normed(state, layer).mean(1))
+            return lambda state: self._head(state.mean(1))
         weight = (present / present.sum(1, keepdim=True)).to(state.dtype)[:, None]
-        return lambda state, layer: self._head((weight @ self._normed(state, layer))[:, 0])
+        return lambda state: self._head((weight @ state)[:, 0])
 
     def _head(self, pooled: Tensor) -> Tensor:
         return self.head(pooled)  # type: ignore[misc]
 
-    def _logits(self, states: Tensor, layer: int) -> Tensor:
-        return self.model.get_output_embeddings()(self._normed(states, layer))  # type: ignore[operator]
-
-    def _normed(self, state: Tensor, layer: int) -> Tensor:
-        """States of a layer as the network's last normalisation leaves them, which those of the last layer have had."""
-        norm = None if layer == self.n_layers - 1 else final_norm(base_of(self.model))
-        return state if norm is None else norm(state)
+    def _logits(self, states: Tensor) -> Tensor:
+        return self.model.get_output_embeddings()(states)  # type: ignore[operator]
 
     def _count_patches(self, state: Tensor, inputs: dict[str, Any]) -> int:
         (rows, columns), (height, width) = patch_sides(self.model), inputs["pixel_values"].shape[-2:]
@@ -358,7 +353,7 @@ class LayerReadouts(nn.Module):
         return n_patches
 
     def _states(self, inputs: dict[str, Any], noise: float, generator: torch.Generator | None) -> list[Tensor]:
-        """Hidden states of every layer, of the last one as the network returns them."""
+        """Hidden states of every layer, with the normalisation that the network applies to those of the last."""
         if not (is_real(noise) and 0 <= noise < math.inf):
             raise ValueError(f"embedding_noise must be a finite number from 0, got {noise!r}")
         if self.readout == "reconstruction" and getattr(inputs.get("pixel_values"), "ndim", 0) != 4:
@@ -374,7 +369,7 @@ class LayerReadouts(nn.Module):
             noise = 0.0
         if "use_cache" in inspect.signature(base.forward).parameters:
             inputs = {"use_cache": False, **inputs}  # keys and values for tokens to come, which none asks for
-        with noise_on_embeddings(base, mask, noise, generator):
+        with noise_on_embeddings(base, mask, noise, generator), watched_end(base, self.n_layers) as seen:
             output = base(**inputs, output_hidden_states=True, return_dict=True)
         hidden, last = (getattr(output, name, None) for name in ("hidden_states", "last_hidden_state"))
         if hidden is None or last is None:
@@ -386,7 +381,9 @@ class LayerReadouts(nn.Module):
             raise ValueError(
                 f"model must return hidden states of its embedding and {self.n_layers} layers, got {len(hidden)}"
             )
-        return [*hidden[1:-1], last]
+        # Models as Mamba begin with the first layer's states, not with the embedding.
+        inner = hidden[:-2] if hidden[-2] is seen.get("states") else hidden[1:-1]
+        return [*(map(seen["norm"], inner) if "norm" in seen else inner), last]
 
     @torch.no_grad()
     def _check_vocabulary(self) -> None:

@@ -16,14 +16,14 @@ from convexformer.constrained.readouts import LayerReadouts, layer_readouts
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer, frame_patches
 
 WIDTH, LAYERS, WORDS, N, LENGTH = 16, 3, 30, 4, 7
-COMMON = {
-    "vocab_size": WORDS,
+LAYER_SIZES = {
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": 2,
     "intermediate_size": 24,
-    "max_position_embeddings": 20,
 }
+COMMON = {"vocab_size": WORDS, "max_position_embeddings": 20, **LAYER_SIZES}
+PIXELS = {"image_size": 8, "patch_size": 4, "num_channels": 1}
 CONFIGS = {
     "bert": lambda: transformers.BertConfig(**COMMON),
     "roberta": lambda: transformers.RobertaConfig(**COMMON, pad_token_id=1),
@@ -34,15 +34,7 @@ CONFIGS = {
         vocab_size=WORDS, n_embd=WIDTH, n_layer=LAYERS, n_head=2, n_positions=20, bos_token_id=0, eos_token_id=0
     ),
     "llama": lambda: transformers.LlamaConfig(**COMMON, num_key_value_heads=1),
-    "vit": lambda: transformers.ViTConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        intermediate_size=24,
-        image_size=8,
-        patch_size=4,
-        num_channels=1,
-    ),
+    "vit": lambda: transformers.ViTConfig(**LAYER_SIZES, **PIXELS),
 }
 ENCODERS, CAUSAL = ("bert", "roberta", "distilbert"), ("gpt2", "llama")
 NORMS = {"gpt2": "ln_f", "llama": "norm", "vit": "layernorm"}
@@ -116,6 +108,45 @@ def test_mean_of_the_tokens(kind):
             torch.testing.assert_close(outputs[layer, sample], expected, rtol=1e-4, atol=1e-5)
     ids = inputs["input_ids"][:1]
     torch.testing.assert_close(network.layer_outputs(input_ids=ids), outputs[:, :1], rtol=1e-4, atol=1e-5)
+
+
+OTHER_NORMS = {
+    "t5": lambda: transformers.T5EncoderModel(
+        transformers.T5Config(vocab_size=WORDS, d_model=WIDTH, d_kv=8, d_ff=24, num_layers=LAYERS, num_heads=2)
+    ),
+    "mamba": lambda: transformers.MambaModel(transformers.MambaConfig(**COMMON, state_size=4)),
+    "prelayernorm": lambda: transformers.RobertaPreLayerNormModel(transformers.RobertaPreLayerNormConfig(**COMMON)),
+    "siglip": lambda: transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**LAYER_SIZES, **PIXELS)),
+    "clip": lambda: transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**LAYER_SIZES, **PIXELS)),
+    "wav2vec2": lambda: wav2vec2(do_stable_layer_norm=False),
+    "stable wav2vec2": lambda: wav2vec2(do_stable_layer_norm=True),
+}
+
+
+def wav2vec2(**options):
+    convolutions = {"conv_dim": [8] * LAYERS, "conv_stride": [2] * LAYERS, "conv_kernel": [3] * LAYERS}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    return transformers.Wav2Vec2Model(
+        transformers.Wav2Vec2Config(**LAYER_SIZES, **convolutions, **positions, **options)
+    )
+
+
+@pytest.mark.parametrize("kind", OTHER_NORMS)
+def test_each_layer_is_read_as_the_last_of_a_model_that_ends_there(kind):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = OTHER_NORMS[kind]().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.2 * torch.randn(parameter.shape)
+    inputs = {"pixel_values": images(), "input_ids": batch()["input_ids"], "input_values": images().flatten(1)}
+    given = {model.main_input_name: inputs[model.main_input_name]}
+    network = layer_readouts(model, 3, readout="mean")
+    outputs = network.layer_outputs(**given)
+    (*_, layers) = (part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == LAYERS)
+    for layer in reversed(range(LAYERS)):
+        del layers[layer + 1 :]
+        torch.testing.assert_close(outputs[layer], network.head(model(**given).last_hidden_state.mean(1)))
 
 
 @each_text_model
