@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
@@ -108,6 +108,10 @@ def check_texts(texts: Any, name: str, wanted: str, unit: str) -> list[str]:
     """The texts of an argument, which must hold one or more."""
     if isinstance(texts, str):  # whose characters would be taken for texts
         raise TypeError(f"{name} must be {wanted}, got str; put a single {unit} into a list")
+    if isinstance(texts, (Mapping, set, frozenset)) or hasattr(texts, "columns"):
+        # A table would give the names of its columns, and a set an order of its own in each process.
+        kind = type(texts).__name__
+        raise TypeError(f"{name} must be {wanted}, got {kind}; of a table pass one column, of a set a sorted list")
     try:
         checked = list(texts)
     except TypeError as error:

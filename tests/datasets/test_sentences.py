@@ -5,6 +5,8 @@ import sys
 import types
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 from convexformer.datasets import load_documentation_sentences
@@ -182,6 +184,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     [
         ([], ValueError, "at least one sentence"),
         (["A.", 3], TypeError, r"sentences\[1\] must be a str, got int"),
+        ({"text": ["A."]}, TypeError, "sentences must be a list of str, .* got dict; of a table pass one column"),
+        (pd.DataFrame({"text": ["A."]}), TypeError, "got DataFrame; of a table pass one column"),
+        (pa.table({"text": ["A."]}), TypeError, "got Table; of a table pass one column"),
+        ({"A.", "B."}, TypeError, "got set; of a table pass one column, of a set a sorted list"),
         (None, TypeError, "a list of str, the path of a text file, .* got NoneType"),
     ],
 )
@@ -191,6 +197,8 @@ def test_sentences_that_are_none_are_refused(sentences, error, message):
 
 
 def test_arrays_of_sentences_are_taken():
+    assert read_sentences(pd.DataFrame({"text": ["One.", "Two."]})["text"]) == ["One.", "Two."]
+    assert read_sentences({"One.": 0, "Two.": 1}.keys()) == ["One.", "Two."]
     assert read_sentences(np.array(["A.", "B."])) == ["A.", "B."]
 
 
