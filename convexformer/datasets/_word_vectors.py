@@ -38,8 +38,10 @@ class WordVectors:
 
     Raises
     ------
+    TypeError
+        If a word is no str.
     ValueError
-        If there are not as many vectors as words, or one is not finite.
+        If there are not as many vectors as words, or one is not of finite real numbers.
 
     Examples
     --------
@@ -58,8 +60,14 @@ class WordVectors:
             raise ValueError(
                 f"vectors must have shape ({len(self.words)}, n_features), one row per word, got {self.vectors.shape}"
             )
-        if not np.isfinite(self.vectors).all():
-            raise ValueError("vectors must be finite")
+        if self.vectors.dtype.kind not in "fiu":
+            raise ValueError(f"vectors must hold real numbers, got {self.vectors.dtype}")
+        finite = np.isfinite(self.vectors).all(1)
+        if not finite.all():
+            raise ValueError(f"vectors must be finite, got others for the word {self.words[int(finite.argmin())]!r}")
+        wrong = next((word for word in self.words if not isinstance(word, str)), None)
+        if wrong is not None:
+            raise TypeError(f"words must be str, got {type(wrong).__name__}: {wrong!r}")
         object.__setattr__(self, "_index", {word: i for i, word in reversed(list(enumerate(self.words)))})
 
     def __len__(self) -> int:
@@ -156,12 +164,17 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
             raise ValueError(f"{path} must hold the plain arrays words and vectors: {error}") from error
         if not {"words", "vectors"} <= set(arrays):
             raise ValueError(f"{path} must hold the arrays words and vectors, got {sorted(arrays)}")
-        return WordVectors(arrays["words"][:n_words].tolist(), arrays["vectors"][:n_words])
-    return _read_text(path, n_words)
+        words, vectors = arrays["words"][:n_words].tolist(), arrays["vectors"][:n_words]
+    else:
+        words, vectors = _read_text(path, n_words)
+    try:
+        return WordVectors(words, vectors)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} must hold words and their vectors: {error}") from error
 
 
-def _read_text(path: str | os.PathLike[str], n_words: int | None) -> WordVectors:
-    """Word vectors of lines that begin with the word, as of GloVe, and maybe their sizes first, as of word2vec."""
+def _read_text(path: str | os.PathLike[str], n_words: int | None) -> tuple[list[str], NDArray[np.float32]]:
+    """Words and vectors of lines that begin with the word, as of GloVe, and maybe their sizes first, as of word2vec."""
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
     sizes: tuple[int, int] | None = None
@@ -172,7 +185,8 @@ def _read_text(path: str | os.PathLike[str], n_words: int | None) -> WordVectors
             sizes = int(word), int(numbers[0])  # which word2vec writes first
             continue
         extra = len(numbers) - len(rows[0]) if rows else 0
-        if extra > 0 and not _is_number(numbers[extra - 1]):  # a few words of GloVe contain spaces
+        # A few words of GloVe contain spaces; nothing between two spaces is no word.
+        if extra > 0 and all(numbers[:extra]) and not _is_number(numbers[extra - 1]):
             word, numbers = " ".join([word, *numbers[:extra]]), numbers[extra:]
         if not numbers:
             raise ValueError(f"{path}, line {number} must be a word and numbers, got no numbers")
@@ -193,7 +207,7 @@ def _read_text(path: str | os.PathLike[str], n_words: int | None) -> WordVectors
             f"{path} must hold {sizes[0]} words with {sizes[1]} numbers each by its first line, got {found[0]} with "
             f"{found[1]}; is it truncated? Copy it again"
         )
-    return WordVectors(words, np.stack(rows))
+    return words, np.stack(rows)
 
 
 def _is_number(text: str) -> bool:

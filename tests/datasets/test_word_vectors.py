@@ -50,6 +50,8 @@ def test_npz_files(tmp_path):
         ("good 1.0 x\n", "line 1 must be a word and numbers"),
         ("good 1.0 2.0\nbad 1.0\n", "line 2 must have 2 numbers, got 1"),
         ("good 1.0 2.0\nbad 1.0 2.0 3.0\n", "line 2 must have 2 numbers, got 3"),
+        ("good 1.0 2.0\nbad  1.0 2.0\n", "line 2 must be a word and numbers"),
+        ("good 1.0 2.0\nbad nan 2.0\n", "vectors.txt must hold words and their vectors: .* finite, .* word 'bad'"),
         ("good\nbad 1.0 2.0\n", r"vectors.txt, line 1 must be a word and numbers, got no numbers"),
     ],
 )
@@ -75,6 +77,23 @@ def test_bad_archives(tmp_path):
         load_word_vectors(tmp_path / "objects.npz")
     with pytest.raises(FileNotFoundError):
         load_word_vectors(tmp_path / "absent.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "vectors", "message"),
+    [
+        (np.array(WORDS).astype(bytes), VECTORS, "words must be str, got bytes: b'the'"),
+        (np.array(WORDS)[:, None], VECTORS, r"words must be str, got list: \['the'\]"),
+        (np.arange(3), VECTORS, "words must be str, got int: 0"),
+        (WORDS, VECTORS.astype(str), "vectors must hold real numbers, got <U"),
+        (WORDS, VECTORS * 1j, "vectors must hold real numbers, got complex64"),
+        (WORDS, VECTORS * np.array([[1], [1], [np.inf]]), "vectors must be finite, got others for the word 'bad'"),
+    ],
+)
+def test_archives_of_other_words_and_vectors_are_named(tmp_path, words, vectors, message):
+    np.savez(tmp_path / "vectors.npz", words=words, vectors=vectors)
+    with pytest.raises(ValueError, match=f"vectors.npz must hold words and their vectors: {message}"):
+        load_word_vectors(tmp_path / "vectors.npz")
 
 
 def test_sentences_are_cut_padded_and_known_words_kept():
