@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +24,6 @@ from convexformer_solvers.validation import check_counts
 
 from ._lines import text_lines
 from ._sentences import check_texts
-
-_WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,8 @@ class WordVectors:
         wrong = next((word for word in self.words if not isinstance(word, str)), None)
         if wrong is not None:
             raise TypeError(f"words must be str, got {type(wrong).__name__}: {wrong!r}")
-        object.__setattr__(self, "_index", {word: i for i, word in reversed(list(enumerate(self.words)))})
+        normal = [unicodedata.normalize("NFC", word) for word in self.words]  # as split_words gives them
+        object.__setattr__(self, "_index", {word: i for i, word in reversed(list(enumerate(normal)))})
 
     def __len__(self) -> int:
         return len(self.words)
@@ -110,14 +112,24 @@ class WordVectors:
 
 
 def split_words(sentence: str) -> list[str]:
-    """Words and marks of a sentence, in lower case.
+    """Words and marks of a sentence, in lower case; accents and vowel signs belong to their letters.
 
     Examples
     --------
     >>> split_words("It's good, isn't it?")
     ["it's", 'good', ',', "isn't", 'it', '?']
+    >>> split_words("हिन्दी में")
+    ['हिन्दी', 'में']
     """
-    return _WORD.findall(sentence.lower())
+    return _pattern().findall(unicodedata.normalize("NFC", sentence.lower()))
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    """Words and marks; of characters that combine with a letter, regular expressions of Python know nothing."""
+    combining = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c)[0] == "M")
+    word = rf"\w+(?:[{combining}]\w*)*"
+    return re.compile(rf"{word}(?:'{word})?|[^\w\s]")
 
 
 def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) -> WordVectors:

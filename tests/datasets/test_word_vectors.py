@@ -1,5 +1,7 @@
 """Word vectors: files in both formats, vectors made of sentences, sentences as padded tokens."""
 
+import unicodedata
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,15 @@ def test_sentences_are_cut_padded_and_known_words_kept():
     assert not tokens[1].any()
     np.testing.assert_array_equal(tokens[2, 0], VECTORS[2])
     assert vectors.embed(["The good, the bad"]).shape == (1, 4, 2)
+
+
+@pytest.mark.parametrize("word", ["café", "हिन्दी", "việt", "العربيّة"])
+def test_letters_and_the_marks_on_them_are_one_word_in_each_form_of_unicode(word):
+    for stored in ("NFC", "NFD"):
+        vectors = WordVectors([unicodedata.normalize(stored, word), "good"], np.array([[1.0], [2.0]]))
+        for given in ("NFC", "NFD"):
+            tokens = vectors.embed([f"{unicodedata.normalize(given, word)} ❤️good, {word}"])
+            assert tokens[0, :, 0].tolist() == [1, 2, 1]
 
 
 @pytest.mark.parametrize("use", [WordVectors(WORDS, VECTORS).embed, make_word_vectors])
