@@ -328,7 +328,8 @@ def _read_parquet(file: Path, tokens: str | None, labels: str | None) -> tuple[S
 
 
 def _is_nested(types: Any, kind: Any) -> bool:
-    """Whether a type of Arrow is that of lists of lists of floats."""
+    """Whether a type of Arrow, or what it is stored as, like ``datasets.Array2D``, is lists of lists of floats."""
+    kind = getattr(kind, "storage_type", kind)
     return _is_list(types, kind) and _is_list(types, kind.value_type) and types.is_floating(kind.value_type.value_type)
 
 
@@ -338,6 +339,7 @@ def _is_list(types: Any, kind: Any) -> bool:
 
 def _split(chunk: Any, name: str, file: Path) -> list[NDArray]:
     """Sequences of a part of a column."""
+    chunk = getattr(chunk, "storage", chunk)
     rows = chunk.flatten()
     numbers = rows.flatten()
     if chunk.null_count or rows.null_count or numbers.null_count:

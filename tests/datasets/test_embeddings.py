@@ -212,6 +212,14 @@ def test_columns_of_lists_of_tokens(write_table, kind, row_group_size):
     assert_parts(load_embeddings(path, tokens="bag").sequences, PARTS)
 
 
+def test_columns_of_arrays_of_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"X": datasets.Array2D((None, 5), "float32")})
+    table = datasets.Dataset.from_dict({"X": [part.tolist() for part in PARTS]}, features=features)
+    table.to_parquet(tmp_path / "X.parquet")
+    assert_parts(load_embeddings(tmp_path / "X.parquet").sequences, PARTS)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_columns_keep_their_precision(write_table, dtype):
     parts = [part.astype(dtype) for part in PARTS]
