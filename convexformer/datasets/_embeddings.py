@@ -20,6 +20,7 @@ Sequences = NDArray[np.floating] | tuple[NDArray[np.floating], NDArray[np.intege
 Entries = Mapping[str, Callable[[], NDArray]]
 
 _DESCRIBING = ("lengths", "offsets")
+_MASKS = ("mask", "attention_mask")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,9 +80,9 @@ def load_embeddings(
         One of these kinds, by the end of its name:
 
         - ``.npz`` of NumPy, or ``.safetensors``: an array of shape (N, n_tokens, d), with an entry ``lengths`` of shape
-          (N,) when sequences end earlier; or an array of shape (total, d) that has all sequences one after the other,
-          with an entry ``lengths`` of shape (N,), or an entry ``offsets`` of shape (N + 1,) with the row at which each
-          sequence begins and, last, ``total``.
+          (N,) when sequences end earlier, which a mask in its place does not say; or an array of shape (total, d) that
+          has all sequences one after the other, with an entry ``lengths`` of shape (N,), or an entry ``offsets`` of
+          shape (N + 1,) with the row at which each sequence begins and, last, ``total``.
         - ``.parquet``: a column whose cells are lists of tokens, each of them a list of d floats. This needs the extra
           ``parquet``.
     tokens : str, optional
@@ -178,6 +179,12 @@ def _read_entries(
             f"in shape {array.shape}"
         )
     described = {name: entries[name]() for name in _DESCRIBING if name in entries}
+    unread = [name for name in _MASKS if name in entries and name not in (tokens, labels)]
+    if unread and not described:
+        raise ValueError(
+            f"{file} has an entry {unread[0]!r}, which is not read; where real tokens come first, store "
+            f"lengths={unread[0]}.sum(1) in its place, else give estimators the pair of embeddings and mask"
+        )
     return _sequences(array, described, file), None if labels is None else entries[labels]()
 
 

@@ -180,6 +180,8 @@ def test_damaged_entries_are_named(tmp_path):
         ({"X": PADDED, "lengths": [1, 2, 3]}, {}, "must hold 4 integers from 1 to 6, got 3 from 1 to 3"),
         ({"X": PADDED, "lengths": [1, 2, 3, 7]}, {}, "must hold 4 integers from 1 to 6, got 4 from 1 to 7"),
         ({"X": PADDED, "lengths": [1, 2, 0, 3]}, {}, "sequence 2 has no tokens"),
+        ({"X": PADDED, "mask": PADDED[:, :, 0] > 0}, {}, "entry 'mask', which is not read; .* lengths=mask.sum"),
+        ({"X": PADDED, "attention_mask": PADDED[:, :, 0] > 0}, {"tokens": "X"}, "entry 'attention_mask', which is not"),
         ({"X": PADDED[:0]}, {}, "must hold at least one sequence, got none"),
         ({"X": FLAT[:0], "lengths": np.zeros(0, int)}, {}, "must hold at least one sequence, got none"),
     ],
