@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convexformer.optional import required
+from convexformer_solvers.io.npz import read_arrays
 
 Sequences = NDArray[np.floating] | tuple[NDArray[np.floating], NDArray[np.integer]] | list[NDArray[np.floating]]
 Entries = Mapping[str, Callable[[], NDArray]]
@@ -162,6 +163,10 @@ def _check_path(path: Any) -> Path:
 # Archives of arrays
 
 
+class _NoEmbeddingsError(ValueError):
+    """Of an entry that is whole, but holds Python objects or numbers unknown to NumPy."""
+
+
 def _read_entries(
     entries: Entries, file: Path, tokens: str | None, labels: str | None
 ) -> tuple[Sequences, NDArray | None]:
@@ -194,7 +199,7 @@ def _only_candidate(entries: Entries, file: Path, labels: str | None) -> tuple[s
     for name in sorted(set(entries) - {labels, *_DESCRIBING}):
         try:
             array = entries[name]()
-        except ValueError:  # no embeddings, as it cannot be read without unpickling, or has numbers unknown to NumPy
+        except _NoEmbeddingsError:
             continue
         if array.ndim in (2, 3) and np.issubdtype(array.dtype, np.floating):
             found[name] = array
@@ -262,22 +267,26 @@ def _ends(described: dict[str, NDArray], total: int, file: Path) -> NDArray[np.i
 
 @contextmanager
 def _open_npz(file: Path) -> Iterator[Entries]:
-    if not zipfile.is_zipfile(file):
-        raise ValueError(f"{file} is damaged or no archive of NumPy; write it with numpy.savez")
-    with np.load(file, allow_pickle=False) as archive:
-        yield {name: partial(_read_npz, archive, name, file) for name in archive.files}
-
-
-def _read_npz(archive: Any, name: str, file: Path) -> NDArray:
     try:
-        return archive[name]
-    except ValueError as error:
-        raise ValueError(
-            f"entry {name!r} of {file} cannot be read: {error}. Arrays of Python objects are refused, as they can run "
-            "code; store embeddings as one array of floats with 'lengths', and labels as numbers or text"
-        ) from error
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"entry {name!r} of {file} is damaged: {error}") from error
+        with zipfile.ZipFile(file) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+    except (ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise ValueError(f"{file} is damaged or no archive of NumPy; write it with numpy.savez") from error
+    yield {name: partial(_read_npz, name, file) for name in names}
+
+
+def _read_npz(name: str, file: Path) -> NDArray:
+    try:
+        return read_arrays(file, [name])[name]
+    except (KeyError, ValueError) as error:
+        if str(error).startswith("Object arrays"):
+            raise _NoEmbeddingsError(
+                f"entry {name!r} of {file} cannot be read. Arrays of Python objects are refused, as they can run code; "
+                "store embeddings as one array of floats with 'lengths', and labels as numbers or text"
+            ) from error
+        # numpy's advice to trust the pickles of a file is not ours
+        reason = "it has no header of NumPy" if "allow_pickle" in str(error) else error
+        raise ValueError(f"entry {name!r} of {file} is damaged: {reason}") from error
 
 
 @contextmanager
@@ -298,7 +307,7 @@ def _read_safetensors(archive: Any, name: str, file: Path) -> NDArray:
     try:
         return tensor.numpy()
     except TypeError as error:
-        raise ValueError(f"entry {name!r} of {file} holds {tensor.dtype}, which NumPy does not have") from error
+        raise _NoEmbeddingsError(f"entry {name!r} of {file} holds {tensor.dtype}, which NumPy does not have") from error
 
 
 # Tables
@@ -307,10 +316,8 @@ def _read_safetensors(archive: Any, name: str, file: Path) -> NDArray:
 def _read_parquet(file: Path, tokens: str | None, labels: str | None) -> tuple[Sequences, NDArray | None]:
     """Sequences and labels of a table."""
     arrow, parquet = _need("pyarrow", "parquet"), _need("pyarrow.parquet", "parquet")
-    try:
+    with _undamaged(arrow, file):
         table = parquet.ParquetFile(file)
-    except arrow.ArrowInvalid as error:
-        raise ValueError(f"{file} is damaged or no file of Parquet: {error}") from error
     with table:
         schema = table.schema_arrow
         for argument, name in (("tokens", tokens), ("labels", labels)):
@@ -327,11 +334,23 @@ def _read_parquet(file: Path, tokens: str | None, labels: str | None) -> tuple[S
             raise ValueError(
                 f"column {name!r} of {file} must hold lists of lists of floats, got {schema.field(name).type}"
             )
-        columns = table.read(columns=[name] if labels is None else [name, labels])
+        with _undamaged(arrow, file):
+            columns = table.read(columns=[name] if labels is None else [name, labels])
     parts = [part for chunk in columns[name].chunks if len(chunk) for part in _split(chunk, name, file)]
     if len({part.shape[1] for part in parts if len(part)}) > 1:
         raise ValueError(f"column {name!r} of {file} must hold tokens of one width")
     return parts, None if labels is None else _labels(arrow, columns[labels], labels, file)
+
+
+@contextmanager
+def _undamaged(arrow: Any, file: Path) -> Iterator[None]:
+    """Errors of Arrow about what a file holds, some of them ``OSError`` without a number, become ``ValueError``."""
+    try:
+        yield
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise ValueError(f"{file} is damaged or no file of Parquet: {error}") from error
 
 
 def _is_nested(types: Any, kind: Any) -> bool:

@@ -154,8 +154,28 @@ def test_damaged_entries_are_named(tmp_path):
     contents = bytearray(path.read_bytes())
     contents[300] ^= 255
     path.write_bytes(contents)
-    with pytest.raises(ValueError, match=r"entry 'X' of .*X\.npz is damaged"):
-        load_embeddings(path, tokens="X")
+    for options in ({"tokens": "X"}, {}):
+        with pytest.raises(ValueError, match=r"entry 'X' of .*X\.npz is damaged"):
+            load_embeddings(path, **options)
+
+
+@pytest.mark.parametrize("write_file", [np.savez, np.savez_compressed, "parquet"])
+def test_files_with_any_byte_damaged_are_named_or_read(tmp_path, write_file):
+    path = tmp_path / f"X.{'npz' if callable(write_file) else write_file}"
+    if callable(write_file):
+        write_file(path, X=PADDED)
+    else:
+        pq.write_table(pa.table({"X": tokens_column()}), path)
+    contents = path.read_bytes()
+    messages = set()
+    for place in range(0, len(contents), 7):
+        path.write_bytes(contents[:place] + bytes([contents[place] ^ 255]) + contents[place + 1 :])
+        try:
+            assert len(load_embeddings(path)) == len(PARTS)
+        except ValueError as error:
+            messages.add(str(error))
+    assert any("damaged" in message for message in messages)
+    assert all(str(path) in message and "allow_pickle" not in message for message in messages)
 
 
 @pytest.mark.parametrize(
