@@ -206,6 +206,11 @@ def run_batches(
             batch = prepare(start, stop)
             parts = run(*batch) if kept is None else kept.get(run, *batch)
             for name, part in parts.items():
+                if not np.isfinite(part).all():
+                    raise ValueError(
+                        f"{name} of samples {start} to {stop - 1} hold NaN or infinity; the weights of the model may "
+                        "be damaged, or give numbers beyond float32"
+                    )
                 if name not in arrays:
                     shape = part.shape[1:] if n_tokens is None else (n_tokens, *part.shape[2:])
                     arrays[name] = np.zeros((n_samples, *shape), np.float32)

@@ -168,6 +168,19 @@ def test_results_are_float32_in_the_order_given_with_their_tokens(bert, load, ca
     assert capsys.readouterr() == ("", "")
 
 
+def test_activations_that_are_not_finite_are_refused(bert, load, tmp_path):
+    model = transformers.AutoModel.from_pretrained(bert)
+    with torch.no_grad():
+        model.encoder.layer[1].attention.output.dense.bias[3] = torch.nan
+    folder = shutil.copytree(bert, tmp_path / "bert")
+    model.save_pretrained(folder)
+    with pytest.raises(
+        ValueError, match="outputs of samples 0 to 3 hold NaN or infinity; the weights of the model may"
+    ):
+        load(model=folder, batch_size=4)
+    assert np.isfinite(load(model=folder, layer=0).outputs).all()
+
+
 def test_progress_is_shown_when_asked_for(load, capsys):
     load(verbose=True, batch_size=7)
     assert "3/3" in capsys.readouterr().err
