@@ -129,6 +129,14 @@ class TextEncoder(Encoder):
         limits = (getattr(self.part_of(self.config), "max_position_embeddings", None), self.tokenizer.model_max_length)
         return min(limit for limit in limits if limit is not None)
 
+    def check_positions(self, network: nn.Module, n_tokens: int) -> None:
+        """Refuse more tokens than a network has positions for; as RoBERTa, it may count them from that of padding."""
+        for name, part in network.named_modules():
+            if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None:
+                limit = part.num_embeddings - part.padding_idx - 1
+                if n_tokens > limit:
+                    raise ValueError(f"n_tokens={n_tokens} is more than the {limit} tokens that {self.name!r} takes")
+
     def tokenize(self, texts: list[str], **options: Any) -> list[list[int]]:
         """Token ids of whole texts, special tokens included unless options say otherwise."""
         return self.tokenizer(texts, verbose=False, **options)["input_ids"]

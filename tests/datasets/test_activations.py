@@ -181,6 +181,15 @@ def test_activations_that_are_not_finite_are_refused(bert, load, tmp_path):
     assert np.isfinite(load(model=folder, layer=0).outputs).all()
 
 
+def test_positions_that_are_counted_from_that_of_padding_limit_the_tokens(load, tmp_path):
+    config = transformers.RobertaConfig(**SIZES | {"pad_token_id": 1})
+    folder = save_random(transformers.RobertaModel(config), tmp_path)
+    limit = config.max_position_embeddings - 2
+    assert load(["the " * 50], model=folder, n_tokens=limit).outputs.shape == (1, limit, WIDTH)
+    with pytest.raises(ValueError, match=f"n_tokens={limit + 1} is more than the {limit} tokens that"):
+        load(["the " * 50], model=folder, n_tokens=limit + 1)
+
+
 def test_progress_is_shown_when_asked_for(load, capsys):
     load(verbose=True, batch_size=7)
     assert "3/3" in capsys.readouterr().err
