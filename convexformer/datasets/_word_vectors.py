@@ -40,7 +40,7 @@ class WordVectors:
     Raises
     ------
     TypeError
-        If a word is no str.
+        If a word is no str, or the vectors are no array.
     ValueError
         If there are not as many vectors as words, or one is not of finite real numbers.
 
@@ -57,6 +57,8 @@ class WordVectors:
     _index: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.vectors, np.ndarray):
+            raise TypeError(f"vectors must be an array, got {type(self.vectors).__name__}; give np.asarray(vectors)")
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
             raise ValueError(
                 f"vectors must have shape ({len(self.words)}, n_features), one row per word, got {self.vectors.shape}"
@@ -151,6 +153,8 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
 
     Raises
     ------
+    TypeError
+        If `path` is no path.
     FileNotFoundError
         If there is no such file.
     ValueError
@@ -167,6 +171,8 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
     (2, 2)
     """
     check_optional_counts(n_words=n_words)
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be the path of a file, got {type(path).__name__}")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"path={os.fspath(path)!r} is no file of word vectors")
     if zipfile.is_zipfile(path):

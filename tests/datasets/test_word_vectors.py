@@ -4,6 +4,7 @@ import unicodedata
 
 import numpy as np
 import pytest
+import torch
 
 from convexformer.datasets import WordVectors, load_documentation_sentences, load_word_vectors, make_word_vectors
 
@@ -127,9 +128,14 @@ def test_what_is_no_file_is_named(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere.txt"):
         with pytest.raises(FileNotFoundError, match=f"path='{path}' is no file of word vectors"):
             load_word_vectors(path)
+    with pytest.raises(TypeError, match="path must be the path of a file, got NoneType"):
+        load_word_vectors(None)
 
 
 def test_bad_vectors():
+    for vectors, kind in ((VECTORS.tolist(), "list"), (torch.as_tensor(VECTORS), "Tensor")):
+        with pytest.raises(TypeError, match=rf"vectors must be an array, got {kind}; give np\.asarray"):
+            WordVectors(WORDS, vectors)
     with pytest.raises(ValueError, match="one row per word"):
         WordVectors(WORDS, VECTORS[:2])
     with pytest.raises(ValueError, match="must be finite"):
