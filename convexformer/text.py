@@ -172,8 +172,7 @@ class EncoderWithHeads(nn.Module):
     def _activations_and_mask(self, sentences: Sentences) -> tuple[Tensor, Tensor]:
         """Activations, and which of them are of tokens."""
         token_ids = [ids[: self.n_tokens] for ids in self._token_ids(sentences)]
-        length = max(map(len, token_ids)) if self._reads_masks else self.n_tokens
-        ids, mask = fill(token_ids, length, self._teacher.padding)
+        ids, mask = fill(token_ids, self._teacher.padding, None if self._reads_masks else self.n_tokens)
         real = torch.as_tensor(mask, device=next(self.encoder.parameters()).device)
         seen = self._teacher.passing(torch.as_tensor(ids, device=real.device), real)
         return seen[self._teacher.site] * real[:, :, None], real

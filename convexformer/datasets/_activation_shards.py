@@ -134,7 +134,7 @@ class ActivationShards:
         token_ids = [ids[: self.n_tokens] for ids in self.teacher.tokenize([self.texts[i] for i in index])]
         arrays = run_batches(
             self.teacher.run,
-            lambda start, stop: fill(token_ids[start:stop], self.n_tokens, self.teacher.padding),
+            lambda start, stop: fill(token_ids[start:stop], self.teacher.padding, self.n_tokens),
             len(token_ids),
             self.batch_size,
             identity=self.teacher.identity,

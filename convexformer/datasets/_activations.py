@@ -209,7 +209,7 @@ def load_attention_activations(
     token_ids = [token_ids[i][:n_tokens] for i in index]
     arrays = run_batches(
         teacher.run,
-        lambda start, stop: fill(token_ids[start:stop], n_tokens, teacher.padding),
+        lambda start, stop: fill(token_ids[start:stop], teacher.padding, n_tokens),
         len(token_ids),
         batch_size,
         identity=teacher.identity,

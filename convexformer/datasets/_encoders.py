@@ -234,9 +234,12 @@ def run_batches(
     return arrays
 
 
-def fill(token_ids: list[list[int]], n_tokens: int, padding: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Token ids ``(B, n_tokens)`` and which of them are real."""
-    mask = np.arange(n_tokens) < np.array([len(ids) for ids in token_ids])[:, None]
+def fill(
+    token_ids: list[list[int]], padding: int, n_tokens: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Token ids ``(B, n_tokens)``, by default as many as the longest has, and which of them are real."""
+    lengths = np.array([len(ids) for ids in token_ids])
+    mask = np.arange(n_tokens or lengths.max()) < lengths[:, None]
     filled = np.full(mask.shape, padding, dtype=np.int64)
     filled[mask] = np.concatenate(token_ids)
     return filled, mask

@@ -171,7 +171,7 @@ def load_residual_activations(
     lengths = np.array([len(ids) for ids in kept])
     arrays = run_batches(
         encoder.run,
-        lambda start, stop: _fill_up(token_ids[start:stop], encoder.padding),
+        lambda start, stop: fill(token_ids[start:stop], encoder.padding),
         len(token_ids),
         batch_size,
         identity=encoder.identity,
@@ -181,11 +181,6 @@ def load_residual_activations(
     )
     tokens = [encoder.tokenizer.convert_ids_to_tokens(ids) for ids in kept]
     return ResidualActivations(arrays["outputs"], lengths, tokens, encoder.name, encoder.layer)
-
-
-def _fill_up(token_ids: list[list[int]], padding: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """A batch filled up to its longest text, so that it does not depend on other batches."""
-    return fill(token_ids, max(map(len, token_ids)), padding)
 
 
 class LanguageModel(TextEncoder):
