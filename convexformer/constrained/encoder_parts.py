@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +14,9 @@ from convexformer.unfolded.unrolled import UnrolledNetwork
 
 
 def base_of(model: Any) -> Any:
-    """The model without its head."""
-    return getattr(model, "base_model", model)
+    """The model without its head; DINOv3 names as its base what follows its embedding, and takes none of its inputs."""
+    base, name = getattr(model, "base_model", model), getattr(model, "main_input_name", None)
+    return base if name is None or name in inspect.signature(base.forward).parameters else model
 
 
 def sizes(model: Any) -> tuple[int, int]:

@@ -121,6 +121,8 @@ OTHER_NORMS = {
     "wav2vec2": lambda: wav2vec2(do_stable_layer_norm=False),
     "stable wav2vec2": lambda: wav2vec2(do_stable_layer_norm=True),
 }
+if hasattr(transformers, "DINOv3ViTModel"):  # from 4.56 on
+    OTHER_NORMS["dinov3"] = lambda: transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**LAYER_SIZES, **PIXELS))
 
 
 def wav2vec2(**options):
