@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,37 +45,52 @@ def patch_sides(model: Any) -> tuple[int, int]:
     return (side, side) if isinstance(side, int) else tuple(side)
 
 
-@contextmanager
-def watched_end(base: nn.Module, n_layers: int) -> Iterator[dict[str, Any]]:
-    """What a model does after its layers, once it has run: the last one's `states` and the `norm` that they go through.
+class End(NamedTuple):
+    """What a model does after its layers."""
 
-    The normalisation, if there is one, is the module outside the layers that takes these states and gives some of their
-    shape. Names tell too little: what is called ``layer_norm`` comes after the layers in some models, before them in
-    others.
+    norm: str | None  # name of the normalisation that the last layer's states go through
+    first: int  # position of the first layer's states among the hidden ones; 0 in Mamba, which leaves out the embedding
+
+
+def first_run(base: nn.Module, n_layers: int, inputs: dict[str, Any]) -> tuple[Any, End]:
+    """Output of a model, and what it does after its layers, which a run shows.
+
+    The normalisation, if there is one, is the module outside the layers that takes the last one's states and gives some
+    of their shape. Names tell too little: what is called ``layer_norm`` comes after the layers in some models, before
+    them in others.
     """
+    if torch.compiler.is_exporting():
+        raise ValueError("the network must have run once before it is exported: call it on any batch")
     stacks = [part for part in base.modules() if isinstance(part, nn.ModuleList) and len(part) == n_layers]
     inside = {part for stack in stacks for part in stack.modules()}
-    outside = [part for part in base.modules() if inside.isdisjoint(part.modules())]
-    seen: dict[str, Any] = {}
+    outside = {name: part for name, part in base.named_modules() if inside.isdisjoint(part.modules())}
+    states: Tensor | None = None
+    norm: str | None = None
 
     def note_states(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        seen.clear()  # of convolutions before, of which there may be as many
-        seen["states"] = output if torch.is_tensor(output) else output[0]
+        nonlocal states, norm
+        states, norm = output if torch.is_tensor(output) else output[0], None  # not of convolutions, as many, before
 
-    def note_norm(module: nn.Module, inputs: Any, output: Any) -> None:
-        states = seen.get("states")
-        if states is None or not all(torch.is_tensor(value) for value in (*inputs[:1], output)):
+    def note_norm(name: str, _module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal norm
+        if (
+            norm is not None
+            or states is None
+            or not (inputs and torch.is_tensor(inputs[0]) and torch.is_tensor(output))
+        ):
             return
-        if inputs and inputs[0].data_ptr() == states.data_ptr() and output.shape == states.shape:
-            seen.setdefault("norm", module)
+        if inputs[0].data_ptr() == states.data_ptr() and output.shape == states.shape:
+            norm = name
 
     handles = [stack[-1].register_forward_hook(note_states) for stack in stacks]
-    handles += [part.register_forward_hook(note_norm) for part in outside]
+    handles += [part.register_forward_hook(partial(note_norm, name)) for name, part in outside.items()]
     try:
-        yield seen
+        output = base(**inputs)
     finally:
         for handle in handles:
             handle.remove()
+    hidden = getattr(output, "hidden_states", None) or (None, None)
+    return output, End(norm, first=0 if states is not None and hidden[-2] is states else 1)
 
 
 @contextmanager

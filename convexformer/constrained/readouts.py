@@ -18,7 +18,7 @@ from convexformer.unfolded.unrolled import UnrolledNetwork
 from convexformer.validation import check_flag, check_one_of
 from convexformer_solvers.validation import check_counts, check_tensor, is_real
 
-from .encoder_parts import base_of, noise_on_embeddings, noisy, patch_sides, sizes, watched_end
+from .encoder_parts import End, base_of, first_run, noise_on_embeddings, noisy, patch_sides, sizes
 
 Readout = Literal["first", "mean", "vocabulary", "reconstruction"]
 READOUTS = ("first", "mean", "vocabulary", "reconstruction")
@@ -147,6 +147,8 @@ class LayerReadouts(nn.Module):
     >>> [name for name, parameter in network.named_parameters() if parameter.requires_grad]
     ['head.weight', 'head.bias']
     """
+
+    _end: End | None = None  # known from the first run on
 
     def __init__(self, model: nn.Module, head: nn.Linear | None, readout: Readout, *, freeze: bool = False) -> None:
         super().__init__()
@@ -369,8 +371,12 @@ class LayerReadouts(nn.Module):
             noise = 0.0
         if "use_cache" in inspect.signature(base.forward).parameters:
             inputs = {"use_cache": False, **inputs}  # keys and values for tokens to come, which none asks for
-        with noise_on_embeddings(base, mask, noise, generator), watched_end(base, self.n_layers) as seen:
-            output = base(**inputs, output_hidden_states=True, return_dict=True)
+        inputs = {**inputs, "output_hidden_states": True, "return_dict": True}
+        with noise_on_embeddings(base, mask, noise, generator):
+            if self._end is None:
+                output, self._end = first_run(base, self.n_layers, inputs)
+            else:
+                output = base(**inputs)
         hidden, last = (getattr(output, name, None) for name in ("hidden_states", "last_hidden_state"))
         if hidden is None or last is None:
             raise ValueError(
@@ -381,9 +387,8 @@ class LayerReadouts(nn.Module):
             raise ValueError(
                 f"model must return hidden states of its embedding and {self.n_layers} layers, got {len(hidden)}"
             )
-        # Models as Mamba begin with the first layer's states, not with the embedding.
-        inner = hidden[:-2] if hidden[-2] is seen.get("states") else hidden[1:-1]
-        return [*(map(seen["norm"], inner) if "norm" in seen else inner), last]
+        inner = hidden[self._end.first : self._end.first + self.n_layers - 1]
+        return [*(inner if self._end.norm is None else map(base.get_submodule(self._end.norm), inner)), last]
 
     @torch.no_grad()
     def _check_vocabulary(self) -> None:

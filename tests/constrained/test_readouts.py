@@ -396,6 +396,18 @@ def test_copy_and_folder(tmp_path):
     assert "readout='first', freeze=False" in repr(network)
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_a_network_that_has_run_is_exported_and_compiled_as_one_graph(kind):
+    network, inputs = layer_readouts(make(kind), 3, readout="mean").eval(), batch()
+    with pytest.raises(ValueError, match="the network must have run once before it is exported: call it on any batch"):
+        torch.export.export(network, (), inputs, strict=False)
+    outputs = network.layer_outputs(**inputs)
+    exported = torch.export.export(network, (), inputs, strict=False).module()
+    torch.testing.assert_close(exported(**inputs), outputs[-1])
+    compiled = torch.compile(network.layer_outputs, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**inputs), outputs)
+
+
 def test_transformers_is_not_imported():
     code = "import sys, convexformer.constrained.readouts; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
