@@ -119,24 +119,35 @@ def _solved(program: Program, state: _State) -> _State:
     if state.atoms.shape[1] == 0:
         intercept = program.null_intercept
         return state._replace(intercept=intercept, pred=program.constant_pred(intercept))
-    n_atoms, scale = state.atoms.shape[1], 1 / program.null_value
-    adjoint = state.atoms.T.tocsr()
+    n_atoms, alpha, scale = state.atoms.shape[1], program.alpha, 1 / program.null_value
+    columns = _images(program, state.atoms)
+    # Predictions that change by `step` about end the descent. In such units features and targets may be in any.
+    slope = float(program.mean(program.null_dual_point.abs().sum(1)))
+    step = program.null_value / slope if slope > 0 else 1.0
+    sizes = (program.weight @ columns.square().sum(1)).sqrt().numpy(force=True)
+    units = step / np.concatenate([np.where(sizes > 0, sizes, 1.0), np.ones(program.y.shape[1])])
 
     def objective(variables: np.ndarray) -> tuple[float, np.ndarray]:
-        pred, _ = _predicted(program, state.atoms, variables)
-        theta = -program.loss.gradient(pred, program.y)
-        correlation = program.weighted_adjoint(theta).flatten().numpy(force=True)
-        slopes = np.concatenate([program.alpha - adjoint @ correlation, -(program.weight @ theta).numpy(force=True)])
-        value = float(program.loss_value(pred)) + program.alpha * float(variables[:n_atoms].sum())
-        return scale * value, scale * slopes
+        weights, intercept = torch.as_tensor(units * variables).to(program.y).split([n_atoms, program.y.shape[1]])
+        pred = columns @ weights + intercept
+        values = program.weight[:, None] * program.loss.gradient(pred, program.y)
+        slopes = torch.cat([alpha + torch.einsum("ic,icm->m", values, columns), values.sum(0)])
+        value = program.loss_value(pred) + alpha * weights.sum()
+        return scale * float(value), scale * units * slopes.numpy(force=True)
 
     free = (None, None) if program.fit_intercept else (0.0, 0.0)
     bounds = [(0.0, None)] * n_atoms + [free] * program.y.shape[1]
-    start = np.concatenate([state.weights, state.intercept.numpy(force=True)])
+    start = np.concatenate([state.weights, state.intercept.numpy(force=True)]) / units
     options = {"ftol": 0.0, "gtol": 0.0}  # until rounding ends it: the dual bound depends on small slopes
-    variables = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    variables = units * minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     weights = variables[:n_atoms]
     weights[weights <= 2**12 * EPS * weights.max()] = 0.0
     pred, intercept = _predicted(program, state.atoms, variables)
     kept = np.flatnonzero(weights)
     return state._replace(atoms=state.atoms[:, kept], weights=weights[kept], intercept=intercept, pred=pred)
+
+
+def _images(program: Program, atoms: csc_array) -> Tensor:
+    """Predictions of each atom, shape ``(N, c, m)``."""
+    one = np.ones(1)
+    return torch.stack([program.map.matvec(_coef(program, atoms[:, [k]], one)) for k in range(atoms.shape[1])], dim=-1)

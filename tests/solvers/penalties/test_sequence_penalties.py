@@ -187,6 +187,17 @@ def test_column_generation_lowers_the_objective_at_every_step():
     assert primal[-1] < primal[0] - 1e-3
 
 
+@pytest.mark.parametrize("loss", ["squared", "huber", "poisson"])
+@pytest.mark.parametrize("unit", [1e-6, 1e-3, 1e4, 1e6])
+def test_column_generation_minds_no_units_of_the_features(loss, unit):
+    program = sequence_program(loss=loss, intercept=True)
+    scaled = program.with_map(SignedMap(DenseMap(unit * program.map.base.data))).with_alpha(unit * program.alpha)
+    ours, theirs = (solve(each, ColumnGeneration(), tol=1e-6).certificate for each in (scaled, program))
+    assert max(ours.relative_gap, theirs.relative_gap) <= 1e-6
+    assert ours.dual <= theirs.primal * (1 + 1e-12)
+    assert theirs.dual <= ours.primal * (1 + 1e-12)
+
+
 def test_column_generation_goes_on_from_the_solution_of_a_smaller_alpha():
     """Whose dual point violates no constraint."""
     program, solver = sequence_program(ratio=0.2), ColumnGeneration()
