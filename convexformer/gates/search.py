@@ -65,8 +65,8 @@ class GateSearch:
     """Local search, with restarts, for the gates whose dual norms exceed ``alpha`` most.
 
     The dual norm of a gate is that of the samples it lets through, times their dual values, summed: the step in it is
-    replaced by a sigmoid that narrows while all restarts ascend at once, and from where that leads they climb by random
-    trials on the dual norm itself. Directions have unit length.
+    replaced by a sigmoid that narrows while all restarts ascend at once. From the better of its start and its end each
+    climbs by random trials on the dual norm itself. Directions have unit length.
 
     Parameters
     ----------
@@ -161,7 +161,8 @@ class GateSearch:
         Found
         """
         start = self._starting_directions(point, in_use, n_restarts, random_state)
-        candidates = Gates(*self._climbed(point, *self._ascended(point, *start), random_state))
+        # The smoothed dual norm may lead away from gates that violate.
+        candidates = Gates(*self._climbed(point, [self._ascended(point, *start), start], random_state))
         masks = candidates.masks(point.tokens)
         excess = gate_norms(point, masks) / point.alpha - 1
         chosen = self._most_violating(point, masks, known, excess, tol, n_wanted)
@@ -205,12 +206,16 @@ class GateSearch:
         )
 
     def _climbed(
-        self, point: DualPoint, u1: Tensor, u2: Tensor, random_state: np.random.RandomState
+        self, point: DualPoint, begins: list[tuple[Tensor, Tensor]], random_state: np.random.RandomState
     ) -> tuple[Tensor, Tensor]:
-        """The directions, or their opposites, after random trials of which those that raise the dual norm are kept."""
-        u1, u2 = torch.cat([u1, -u1]), torch.cat([u2, u2])
+        """The best of several directions and their opposites after random trials.
+
+        Trials that raise the dual norm are kept.
+        """
+        count, (first, second) = len(begins[0][0]), (torch.cat(parts) for parts in zip(*begins, strict=True))
+        u1, u2 = torch.cat([first, -first]), torch.cat([second, second])
         norms = gate_norms(point, Gates(u1, u2).masks(point.tokens))
-        best = norms.view(2, -1).argmax(0) * (len(u1) // 2) + torch.arange(len(u1) // 2, device=u1.device)
+        best = norms.view(-1, count).argmax(0) * count + torch.arange(count, device=u1.device)
         u1, u2, norms = normalize(u1[best]), normalize(u2[best]), norms[best]
         for length in np.geomspace(*self.trial_lengths, self.n_trials):
             noise = _random_directions(point, len(u1), random_state)

@@ -86,7 +86,17 @@ def test_a_climb_ends_no_lower_than_it_begins_on_either_side(n_trials):
     point = a_point()
     u1, u2 = (torch.as_tensor(np.random.default_rng(1).normal(size=(50, width))) for width in (3, 2))
     norms = [gate_norms(point, Gates(*pair).masks(point.tokens)) for pair in ((u1, u2), (-u1, u2))]
-    ends = GateSearch(n_trials=n_trials)._climbed(point, u1, u2, np.random.RandomState(0))
+    ends = GateSearch(n_trials=n_trials)._climbed(point, [(u1, u2)], np.random.RandomState(0))
     found = gate_norms(point, Gates(*ends).masks(point.tokens))
     assert bool((found >= torch.maximum(*norms) * (1 - 1e-12)).all())
     assert bool((found > torch.maximum(*norms)).any())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_search_finds_no_less_than_where_its_restarts_begin(seed):
+    rng = np.random.default_rng(seed)
+    tokens, values = (torch.as_tensor(rng.normal(size=shape)) for shape in ((5, 1, 2), (5, 2)))
+    weight = torch.full((5,), 0.2, dtype=torch.float64)
+    point = DualPoint(tokens, values, get_penalty("group_l2"), 1.0, weight)
+    begins = GateSearch()._starting_directions(point, None, 12, np.random.RandomState(0))
+    assert search(point).violation >= float(gate_norms(point, Gates(*begins).masks(tokens)).max()) - 1 - 1e-12
