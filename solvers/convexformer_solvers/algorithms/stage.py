@@ -53,11 +53,17 @@ class Stage:
     reductions : tuple of Reduction, default=()
         What is made of the program first.
     polish : PolishConfig, optional
-        When points are polished. Default: never.
+        When points of a ``PrimalDualSolver`` are polished. Default: never.
     patience : Patience, optional
-        When the algorithm is given up. Default: when it is finished, or its steps are over.
+        When a ``PrimalDualSolver`` is given up. Default: when it is finished, or its steps are over.
     carries : bool, default=False
-        Whether it goes on from the state of the same algorithm in the stage before, whose steps count.
+        Whether it goes on from the state in which the same algorithm, in the stage before, last reached a goal of its
+        `patience`. The steps of that stage count. The algorithm needs a method ``carried_on``, as that of ``Admm``.
+
+    Raises
+    ------
+    TypeError
+        If ``algorithm`` is no solver, or not one that ``polish``, ``patience`` or ``carries`` is for.
 
     Examples
     --------
@@ -76,6 +82,10 @@ class Stage:
 
     def __post_init__(self) -> None:
         check_kind("algorithm", self.algorithm, Solver, "Fista()")
+        if self.polish or self.patience:
+            check_kind("algorithm of a stage with polish or patience", self.algorithm, PrimalDualSolver, "Admm()")
+        if self.carries and not hasattr(self.algorithm, "carried_on"):
+            raise TypeError(f"algorithm of a stage that carries must define carried_on, got {self.algorithm!r}")
 
 
 class Polishing(NamedTuple):

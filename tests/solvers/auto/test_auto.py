@@ -29,7 +29,8 @@ from convexformer_solvers import (
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.admm.rho import largest_rho
 from convexformer_solvers.algorithms.base import Solver
-from convexformer_solvers.algorithms.stage import Stage
+from convexformer_solvers.algorithms.polish import PolishConfig
+from convexformer_solvers.algorithms.stage import Patience, Stage
 from convexformer_solvers.points import Point, null_point
 from convexformer_solvers.reductions.precision import SinglePrecision
 
@@ -290,6 +291,12 @@ class TestPlansOfOnesOwn:
     def test_a_stage_is_of_a_solver(self):
         with pytest.raises(TypeError, match="algorithm must be a Solver"):
             Stage(Fista, "a class")
+
+    @pytest.mark.parametrize("options", [{"polish": PolishConfig()}, {"patience": Patience()}, {"carries": True}])
+    def test_a_stage_has_no_option_that_its_algorithm_would_not_heed(self, options):
+        Stage(Admm(), "takes all of them", **options)
+        with pytest.raises(TypeError, match="algorithm of a stage"):
+            Stage(Fista(), "takes none", **options)
 
 
 class NeverBegins(Fista):
