@@ -50,8 +50,8 @@ class Stage:
         Why it is in the plan, for those who read it.
     max_steps : float, default=inf
         Steps at most.
-    reductions : tuple of Reduction, default=()
-        What is made of the program first.
+    reductions : tuple of Reduction, optional
+        What is made of the program first. Default: the ``reductions`` of the algorithm.
     polish : PolishConfig, optional
         When points of a ``PrimalDualSolver`` are polished. Default: never.
     patience : Patience, optional
@@ -75,7 +75,7 @@ class Stage:
     algorithm: Solver
     why: str
     max_steps: float = math.inf
-    reductions: tuple[Reduction, ...] = ()
+    reductions: tuple[Reduction, ...] = None  # type: ignore[assignment]  # until __post_init__
     polish: PolishConfig | None = None
     patience: Patience | None = None
     carries: bool = False
@@ -86,6 +86,8 @@ class Stage:
             check_kind("algorithm of a stage with polish or patience", self.algorithm, PrimalDualSolver, "Admm()")
         if self.carries and not hasattr(self.algorithm, "carried_on"):
             raise TypeError(f"algorithm of a stage that carries must define carried_on, got {self.algorithm!r}")
+        if self.reductions is None:
+            object.__setattr__(self, "reductions", tuple(self.algorithm.reductions))
 
 
 class Polishing(NamedTuple):

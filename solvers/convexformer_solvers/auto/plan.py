@@ -388,7 +388,7 @@ class _Planner:
         newton = SemismoothNewton()
         if newton.unmet_requirement(self.program) is None and self.factorises:
             why = "Newton steps for each output by itself: few of them end where few groups are active"
-            yield Stage(newton, why, self.config.first_steps, (Center(),))
+            yield Stage(newton, why, self.config.first_steps)
 
     def _gradient_steps(self, why: str, n_steps: float = math.inf) -> Stage:
         return Stage(Fista(), why, n_steps, (Targets(of_map=True),))
@@ -397,7 +397,7 @@ class _Planner:
         """Newton steps on smoothed objectives, unless they take too long."""
         if self.takes_newton:
             why = "Newton steps on smoothed objectives: few of them end where others are slow"
-            yield Stage(SmoothingNewton(), why, n_steps, (Center(),))
+            yield Stage(SmoothingNewton(), why, n_steps)
 
     def _steps_before(self, newton_time: float) -> float:
         """First-order steps before Newton steps that take the time of so many."""

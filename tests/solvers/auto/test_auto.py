@@ -19,6 +19,7 @@ from convexformer_solvers import (
     GroupNuclear,
     Huber,
     Program,
+    SmoothingNewton,
     Status,
     alpha_grid,
     get_loss,
@@ -32,6 +33,7 @@ from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.stage import Patience, Stage
 from convexformer_solvers.points import Point, null_point
+from convexformer_solvers.reductions.base import Chain
 from convexformer_solvers.reductions.precision import SinglePrecision
 
 pytestmark = pytest.mark.usefixtures("steady_rates")
@@ -297,6 +299,13 @@ class TestPlansOfOnesOwn:
         Stage(Admm(), "takes all of them", **options)
         with pytest.raises(TypeError, match="algorithm of a stage"):
             Stage(Fista(), "takes none", **options)
+
+    @pytest.mark.parametrize("algorithm", [Admm(dtype="float32"), SmoothingNewton(), Fista()])
+    def test_a_stage_reduces_programs_as_its_algorithm_asks_by_default(self, algorithm):
+        program = make_program(intercept=True)
+        state = with_stages(Stage(algorithm, "alone")).init(program, null_point(program))
+        wanted = Chain.of(program, algorithm.reductions).links
+        assert [link.reduction for link in state.running.chain.links] == [link.reduction for link in wanted]
 
 
 class NeverBegins(Fista):
