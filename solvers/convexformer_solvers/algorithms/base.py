@@ -36,8 +36,8 @@ class Solver(ABC):
     ...     name = "proximal_gradient"
     ...
     ...     def init(self, program, start):
-    ...         length = 1 / program.lipschitz(program.map.matvec(start.coef) + start.intercept)
-    ...         return start.coef, length
+    ...         pred = program.map.matvec(start.coef)
+    ...         return start.coef, 1 / program.lipschitz(pred + program.best_intercept(pred))
     ...
     ...     def step(self, program, state):
     ...         coef, length = state
@@ -87,7 +87,8 @@ class Solver(ABC):
     def init(self, program: Program, start: Point) -> Any:
         """State at a starting point: whatever ``step`` and ``point`` need.
 
-        `program` is in the working precision, with no requirement unmet. The tensors of `start` belong to others.
+        `program` is in the working precision, with no requirement unmet. The tensors of `start` belong to others. All
+        but its coefficients may be None: a reduction may leave the intercept to be found.
         """
 
     def init_again(self, program: Program, start: Point, previous: Any) -> Any:
@@ -108,7 +109,8 @@ class Solver(ABC):
     def gap_estimate(self, program: Program, state: Any) -> float | None:
         """What the duality gap of ``point`` may be, absolute; only says when a certificate is worth its cost.
 
-        None, the default: nothing is known, certificates come at regular intervals. Infinite: not now.
+        None, the default: nothing is known, certificates come at regular intervals. Infinite: not now. Negative, as by
+        rounding: of that size.
         """
         return None
 

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from scipy.sparse import csc_array, hstack
 from torch import Tensor
 
-from convexformer_solvers.points import Point
+from convexformer_solvers.points import Point, completed
 from convexformer_solvers.program import Program
 from convexformer_solvers.rounding import EPS
 
@@ -46,10 +46,9 @@ class ColumnGeneration(Solver):
     def init(self, program: Program, start: Point) -> _State:
         # The atoms of a start are not known: it serves as a dual point alone.
         exact = program.with_float64_targets()
-        assert start.intercept is not None
-        intercept = start.intercept.to(exact.y)
-        pred = exact.map.matvec(start.coef.to(exact.y)) + intercept
-        none = csc_array((start.coef.numel(), 0))
+        coef, intercept, *_ = completed(exact, start)
+        assert intercept is not None
+        none, pred = csc_array((coef.numel(), 0)), exact.map.matvec(coef) + intercept
         return _with_atoms(exact, _State(none, np.zeros(0), intercept, pred, 0.0))
 
     def step(self, program: Program, state: _State) -> _State:

@@ -28,7 +28,10 @@ class Reduction(ABC):
         """The easier program, and what the way back needs."""
 
     def restrict(self, point: Point, data: Any) -> Point:
-        """A point of the original program as one of the easier program, by default itself."""
+        """A point of the original program as one of the easier program, by default itself.
+
+        All of its parts but the coefficients may be left out; so may those of ``invert``.
+        """
         return point
 
     def invert(self, point: Point, data: Any) -> Point:

@@ -11,11 +11,14 @@ from convexformer_solvers import (
     GroupL2,
     Loss,
     Penalty,
+    Point,
     SolverUnavailableError,
     Squared,
+    certify,
     get_solver,
     solve,
 )
+from convexformer_solvers.points import completed
 
 
 class WithoutExpression(Squared):
@@ -63,6 +66,14 @@ class TestNames:
         assert repr(Exact("scs", eps=1e-3)) == "Exact('SCS', eps=0.001)"
         with pytest.raises(RuntimeError, match="CLARABEL"):
             solve(make_program(), Exact(max_iter=1))
+
+
+@pytest.mark.parametrize("name", sorted(SOLVERS))
+def test_a_start_may_leave_its_intercept_to_be_found(name):
+    program, solver = make_program("squared", intercept=True), get_solver(name)
+    state = solver.step(program, solver.init(program, Point(program.y.new_zeros(program.coef_shape))))
+    coef, intercept, *_ = completed(program, solver.point(program, state))
+    assert certify(program, coef, intercept).primal < program.null_value
 
 
 def test_a_class_is_an_entry_of_the_registry(monkeypatch):
