@@ -1,7 +1,7 @@
 """The interface of a penalty: a norm of coefficient arrays ``(*block_shape, d, c)``, as a rule summed over blocks.
 
-Each is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1`` and ``v`` in the unit ball of a norm on outputs:
-``factorize`` splits a block into balanced pairs ``(u, v)``, whose weight decay is ``factor_cost``.
+One that is the decay of heads is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1`` and ``v`` in the unit ball
+of a norm on outputs: ``factorize`` splits a block into balanced pairs ``(u, v)``, whose decay is ``factor_cost``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SmoothedDerivatives(NamedTuple):
 class Penalty(ABC):
     """A norm of coefficient arrays, as a rule a sum over blocks.
 
-    A new penalty defines ``group_values``, ``group_dual_norms``, ``prox`` and ``right_norm``, and ``factorize`` for
+    A new penalty defines ``group_values``, ``group_dual_norms`` and ``prox``, and ``right_norm`` and ``factorize`` for
     estimators, which map solutions to heads; the rest has defaults, some of which raise ``NotImplementedError``.
     ``check_penalty`` tests it. In all methods ``coef`` and ``correlation`` (``A' diag(p) theta`` of a dual point
     ``theta``) are tensors of shape ``(*block_shape, d, c)``, which stay as they are.
@@ -101,8 +101,6 @@ class Penalty(ABC):
     ...     def prox(self, coef, step):
     ...         norms = self.group_values(coef)[..., None, None]
     ...         return coef * torch.where(norms > step, 1 - step / norms, 0.0)
-    ...     def right_norm(self, right):
-    ...         return torch.linalg.vector_norm(right, dim=1)
     >>> check_penalty(BlockL2())
     """
 
@@ -116,7 +114,11 @@ class Penalty(ABC):
 
     @abstractmethod
     def group_values(self, coef: Tensor) -> Tensor:
-        """Norm of each group, ``(*block_shape, c)`` when `output_separable`; their sum is the penalty."""
+        """Norm of each group; their sum is the penalty.
+
+        The shape is ``(*block_shape, c)`` when `output_separable`, else as a rule ``block_shape``; the axes of the
+        blocks come first when `block_separable`.
+        """
 
     @abstractmethod
     def group_dual_norms(self, coef: Tensor) -> Tensor:
@@ -126,9 +128,9 @@ class Penalty(ABC):
     def prox(self, coef: Tensor, step: float) -> Tensor:
         """Minimiser over ``z`` of ``step * penalty(z) + |z - coef|^2 / 2``, with exact zeros; `step` is at least 0."""
 
-    @abstractmethod
     def right_norm(self, right: Tensor) -> Tensor:
-        """Norm of each output factor, shape (m,), of factors of shape (m, c)."""
+        """Norm of each output factor, shape (m,), of factors of shape (m, c), for ``factor_cost``."""
+        raise NotImplementedError(f"{type(self).__name__} is not the decay of heads with a norm of output weights")
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise ``ValueError`` unless the penalty is one of coefficients of this shape, as by default it is of all."""

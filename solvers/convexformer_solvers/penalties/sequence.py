@@ -116,9 +116,6 @@ class RowStochastic(Penalty):
         """Weight decay ``(|left|_1^2 + |right|_1^2) / 2`` of each pair; the penalty of balanced ones."""
         return 0.5 * (left.abs().sum(1).square() + right.abs().sum(1).square())
 
-    def right_norm(self, right: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(right, ord=1, dim=1)
-
     def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
         # One nonzero coefficient per target row: where the row has its maximum.
         best, source = self.matrices(correlation).max(-1)
