@@ -14,7 +14,13 @@ _Base = TypeVar("_Base", bound=LinearMap)
 
 
 class DerivedMap(LinearMap, Generic[_Base]):
-    """Another map `base` but for its products and what else a subclass defines; the data are not copied."""
+    """Another map `base` but for its products and what else a subclass defines; the data are not copied.
+
+    What is taken over holds for entries that are those of `base`, some with the other sign or zero. A subclass of other
+    entries defines ``columns``, on which all Gram matrices rest, and ``largest``. One whose ``__init__`` takes more
+    than `base` defines ``to`` and ``rows``. One of data on a disk defines ``slopes_pass`` and ``moments``, which are
+    else two passes.
+    """
 
     n_samples = property(lambda self: self.base.n_samples)
     feature_shape = property(lambda self: self.base.feature_shape)
