@@ -199,7 +199,7 @@ def test_rho_of_an_extrapolated_start_is_near_the_one_before(monkeypatch, told, 
     second = second._replace(cache=second.cache._replace(largest_rho=1e12 * second.rho))
     following = program.with_alpha(0.9 * program.alpha)
     monkeypatch.setattr(GroupSizeStepRule, "rho", lambda *arguments: told * second.rho)
-    start = Point(second.coef, program.null_intercept, pred=second.fitted)
+    start = Point(second.coef, program.null_intercept, pred=second.pred)
     assert Admm().init_again(following, start, second).rho == pytest.approx(factor * second.rho)
     given = start._replace(pred=None)  # of no other alpha
     assert Admm().init_again(following, given, second).rho == pytest.approx(told * second.rho)
@@ -210,7 +210,7 @@ def test_groups_too_small_to_tell_leave_rho_of_a_path_as_it_was(monkeypatch):
     second = second._replace(cache=second.cache._replace(largest_rho=100 * second.rho))
     following = program.with_alpha(0.9 * program.alpha)
     monkeypatch.setattr(GroupSizeStepRule, "rho", lambda rule, program, coef, largest: largest)
-    start = Point(second.coef, program.null_intercept, pred=second.fitted)
+    start = Point(second.coef, program.null_intercept, pred=second.pred)
     again = Admm().init_again(following, start, second)
     assert again.rho == second.rho
     assert Admm()._with_better_rho(following, again).rho == again.rho
@@ -283,7 +283,7 @@ def test_a_start_that_is_given_is_not_extrapolated():
     given = Admm().init_again(following, Point(coef, program.null_intercept), second)
     assert torch.equal(given.coef, coef)
     assert given.cache.system is second.cache.system
-    on_the_way = Admm().init_again(following, Point(coef, program.null_intercept, pred=second.fitted), second)
+    on_the_way = Admm().init_again(following, Point(coef, program.null_intercept, pred=second.pred), second)
     assert not torch.equal(on_the_way.coef, coef)
 
 

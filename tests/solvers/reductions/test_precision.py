@@ -206,7 +206,7 @@ def test_small_data_stay_in_double_precision():
     assert not SinglePrecision(60**2 + 1).accepts(gated)
 
 
-@pytest.mark.parametrize("name", ["coef", "fitted"])
+@pytest.mark.parametrize("name", ["coef", "pred"])
 @pytest.mark.parametrize("failing", [1, 2, 4])
 def test_steps_that_leave_the_range_are_soon_taken_in_double_precision(monkeypatch, name, failing):
     step = Admm.step

@@ -77,7 +77,7 @@ class Admm(PrimalDualSolver):
             cache = Cache(ridge_system(program.map, program.fit_intercept), acceleration, largest)
             ratio_tells = some_samples_tell(program) and loss.output_separable and loss.smooth_curvature
             ratio = eigenvalue_ratio(program) if ratio_tells else math.nan
-            rule, local = rule_from_scratch(program, ratio, config), _local_curvature(program, first.fitted, config)
+            rule, local = rule_from_scratch(program, ratio, config), _local_curvature(program, first.pred, config)
             rho = rule.rho(program, coef, largest) or first_rho(program, first.correlation, largest, ratio, config)
             cache.system.factorise(program.weight * local, rho)
             return State.at(program, cache, first, local, rho, rule)
@@ -96,7 +96,7 @@ class Admm(PrimalDualSolver):
         rho = rule.rho(program, start.coef, largest) or first_rho(program, start.correlation, largest, math.nan, config)
         if isinstance(start, End):  # near the one before; groups so small that they ask for the largest tell less
             rho = previous.rho if rho >= largest else within(previous.rho, rho, config.refactor**2)
-        local, margin = _local_curvature(program, start.fitted, config), 1.0
+        local, margin = _local_curvature(program, start.pred, config), 1.0
         if _alike(program, local, previous.local, config):
             local, margin = previous.local, previous.margin
         weight, system = program.weight * margin * local, cache.system
@@ -129,31 +129,31 @@ class Admm(PrimalDualSolver):
         return self._adapted(program, state)
 
     def point(self, program: Program, state: State) -> Point:
-        fitted = _with_intercept(program, state.fitted_coef, state.fitted)
-        return Point(state.coef, pred=state.fitted, fitted=fitted, correlation=state.correlation)
+        fitted = _with_intercept(program, state.fitted_coef, state.pred)
+        return Point(state.coef, pred=state.pred, fitted=fitted, correlation=state.correlation)
 
     def _iterated(self, program: Program, state: State) -> State:
         rho, (system, acceleration, _) = state.rho, state.cache
         center, fitted_center = state.coef - state.multiplier, state.fitted_coef - state.fitted_multiplier
-        state, fitted = self._loss_step(program, state, center, fitted_center)
+        state, pred = self._loss_step(program, state, center, fitted_center)
         smooth = system.solution()
         relaxed = torch.lerp(state.coef, smooth, self.config.over_relaxation)
-        relaxed_fitted = torch.lerp(state.fitted_coef, fitted, self.config.over_relaxation)
+        relaxed_fitted = torch.lerp(state.fitted_coef, pred, self.config.over_relaxation)
         # Z and U are functions of their sum, and A of each: all follows from the acceleration of the sum.
-        plain = (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
+        plain = (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, pred)
         total, fitted_total, expansion = acceleration.next(state.coef + state.multiplier, plain)
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
         if acceleration.largest_weights > self.config.bold:
-            pred = _with_intercept(program, fitted_coef, fitted)
-            if not float(program.objective(coef, pred)) <= program.null_value:
+            fitted = _with_intercept(program, fitted_coef, pred)
+            if not float(program.objective(coef, fitted)) <= program.null_value:
                 total, fitted_total, expansion = plain
                 coef = program.penalty.prox(total, program.alpha / rho)
                 fitted_coef = program.map.matvec(coef)
         return state._replace(
             smooth=smooth,
             correlation=rho * (smooth - center),
-            fitted=fitted,
+            pred=pred,
             expansion=expansion,
             coef=coef,
             fitted_coef=fitted_coef,
@@ -195,7 +195,7 @@ class Admm(PrimalDualSolver):
                     continue
             if n_left == 0:
                 return state, fitted
-            in_all = root * _without_common_shift(program, fitted - state.fitted)
+            in_all = root * _without_common_shift(program, fitted - state.pred)
             if float((root * move).square().sum()) <= self.config.loss_accuracy**2 * float(in_all.square().sum()):
                 return state, fitted
             _, expansion = acceleration.next(root * expansion, (root * fitted, fitted))
@@ -210,7 +210,7 @@ class Admm(PrimalDualSolver):
             local = torch.maximum(local, config.safety / margin * state.observed_curvature)
         checks = state.iteration in _apart(config.adapt_at) and not program.loss.quadratic
         if checks:
-            new_local = _local_curvature(program, state.fitted, config)
+            new_local = _local_curvature(program, state.pred, config)
             wanted = min(1.0, max(config.least_margin, config.safety * state.observed_mean))
             if not _alike(program, new_local, local, config) or margin > config.refactor * wanted:
                 local, margin = new_local, wanted
@@ -249,9 +249,9 @@ class Admm(PrimalDualSolver):
         return state._replace(rho=wanted, rule=rule)
 
 
-def _with_intercept(program: Program, fitted_coef: Tensor, fitted: Tensor) -> Tensor:
+def _with_intercept(program: Program, fitted_coef: Tensor, pred: Tensor) -> Tensor:
     """Predictions of coefficients with the intercept that gives them the mean of others, if there is one."""
-    return fitted_coef + program.weight @ (fitted - fitted_coef) * program.fit_intercept
+    return fitted_coef + program.weight @ (pred - fitted_coef) * program.fit_intercept
 
 
 def _end_of(program: Program, previous: State) -> End | None:
@@ -264,7 +264,7 @@ def _end_of(program: Program, previous: State) -> End | None:
     # A gap below zero is that of a correlation that is not the dual point's, and then U is not that of Z either.
     if not Admm().gap_estimate(before, previous) >= -1e-5 * program.null_value:
         return None
-    return End(previous.alpha, previous.coef, previous.rho * previous.multiplier, previous.fitted)
+    return End(previous.alpha, previous.coef, previous.rho * previous.multiplier, previous.pred)
 
 
 def _ahead(program: Program, previous: State) -> End | None:

@@ -27,7 +27,7 @@ class Start(NamedTuple):
 
     coef: Tensor
     fitted_coef: Tensor  # A coef
-    fitted: Tensor  # of the dual point, intercept included
+    pred: Tensor  # behind the dual point, intercept included
     correlation: Tensor  # A' diag(p) times that dual point
 
     @classmethod
@@ -37,8 +37,8 @@ class Start(NamedTuple):
             constant, correlation = program.constant_pred(program.null_intercept), program.null_correlation.to(coef)
             return cls(coef, torch.zeros_like(program.y), constant, correlation)
         fitted_coef = program.map.matvec(coef)
-        fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
-        return cls(coef, fitted_coef, fitted, program.weighted_adjoint(-program.loss.gradient(fitted, program.y)))
+        pred = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
+        return cls(coef, fitted_coef, pred, program.weighted_adjoint(-program.loss.gradient(pred, program.y)))
 
     def split(self, program: Program, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """``Z``, ``A Z``, ``U`` and ``A U`` to begin with."""
@@ -57,7 +57,7 @@ class End(NamedTuple):
     alpha: float
     coef: Tensor  # Z
     correlation: Tensor  # rho U: alpha times a subgradient of the penalty at Z
-    fitted: Tensor  # A W + b
+    pred: Tensor  # A W + b
 
     def ahead(self, before: End, alpha: float) -> End:
         """Linear extrapolation in `alpha` from the end before through this one, no further than they are apart."""
@@ -87,7 +87,7 @@ class State(NamedTuple):
     observed_curvature: Tensor  # largest one of each sample observed along moves since then, (N,)
     smooth: Tensor  # W, which carries the loss
     correlation: Tensor  # A' diag(p) theta of the dual point that W gives
-    fitted: Tensor  # A W + b, (N, c)
+    pred: Tensor  # A W + b, (N, c), behind the dual point
     expansion: Tensor  # where the quadratics touch the samples' losses, (N, c)
     coef: Tensor  # Z, which carries the penalty
     fitted_coef: Tensor  # A Z
@@ -114,8 +114,8 @@ class State(NamedTuple):
             observed_curvature=torch.zeros_like(local),
             smooth=coef,
             correlation=start.correlation,
-            fitted=start.fitted,
-            expansion=start.fitted,
+            pred=start.pred,
+            expansion=start.pred,
             coef=coef,
             fitted_coef=fitted_coef,
             multiplier=multiplier,
