@@ -175,7 +175,7 @@ class Program:
         return self.penalty.of_part(self.y.shape[1])[0] if self.loss.output_separable else 1
 
     def part(self, number: int) -> Program:
-        """One of these programs; itself where there is no other."""
+        """One of the ``n_parts`` programs that add up to this one; itself where there is no other."""
         if self.n_parts == 1:
             return self
         n_parts, penalty = self.penalty.of_part(self.y.shape[1])

@@ -180,7 +180,7 @@ class _Run:
     ) -> None:
         self.reference, self.chain, self.solver = reference, chain, solver
         self.options, self.bar, self.start = options, bar, start or null_point(chain.original)
-        # Predictions come with points on the way to somewhere; one without may be good enough as it is.
+        # What a user or a file gives has no predictions, and may be within tol; extrapolations of a path have some.
         self.is_given = start is not None and start.pred is None
         self.history, self.began = History(), time.perf_counter()
         self.iteration, self.state = 0, None
@@ -309,7 +309,10 @@ class _Run:
         return Status.CONVERGED if self.is_within_tol else Status.STOPPED if stop else None
 
     def record(self, point: Point, only_if_better: bool = False) -> Point:
-        """Certify a point, or the start where it has left the range of its precision, and keep the best one so far."""
+        """Certify a point, or the start where it has left the range of its precision; returns the one it certified.
+
+        The best point so far gets the better dual bound of both; history and progress bar get an entry.
+        """
         if not all(bool(torch.isfinite(part).all()) for part in point[:2] if part is not None):
             point, self.first_not_finite = self.start, self.first_not_finite or self.iteration
         coef, intercept, dual = point[:3]

@@ -25,7 +25,7 @@ class Solver(ABC):
     requires_of_loss, requires_of_penalty : tuple of str
         Optional methods that the algorithm calls; see ``unmet_requirement``.
     takes_other_blocks : bool
-        Whether ``init_again`` takes a state on other blocks of the same data, too.
+        Whether ``init_again`` takes a state on other blocks of the same data, too, as on those of a growing set.
 
     Examples
     --------

@@ -222,6 +222,7 @@ class BlockDescent(PrimalDualSolver):
         products = program.null_correlation.flatten().cpu().numpy()
         if previous is not None and start.correlation is not None:
             # Rounding of the Gram matrix then goes by the distance from the point whose correlation is known better.
+            # Blocks of the state come first: sets in the form "gram" only grow, at their end.
             behind = np.zeros_like(products)
             behind[: len(previous.dual.coef)] = previous.dual.coef
             products = start.correlation.flatten().cpu().numpy() + gram @ behind

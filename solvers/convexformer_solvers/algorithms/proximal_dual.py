@@ -47,7 +47,8 @@ class ProximalDual(PrimalDualSolver):
     Where nearly all residuals of Huber's loss are in its linear parts it has hardly any curvature. A proximal step in
     its dual, :math:`u_{k+1} = \arg\max_u D(u) - \frac{w_k - 1}2 \|u - u_k\|^2`, is a program with Huber's loss of
     :math:`w_k` times the width and targets moved by :math:`(w_k - 1) u_k`. The first width holds half of the residuals
-    of the best constant model; it shrinks where steps lower the gap no more. The stage `inner` solves the steps.
+    of the best constant model; it shrinks where steps lower the gap no more. The stage `inner` solves the steps; the
+    ``init_again`` of its algorithm gets the state of the last one, which differs in targets and width, too.
     """
 
     requires_of_loss = ("widened",)

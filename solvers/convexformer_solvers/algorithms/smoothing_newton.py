@@ -46,7 +46,7 @@ class _Part(NamedTuple):
     program: Program
     smooth: Program  # with the smoothed loss
     features: Features
-    unit_cost: float  # what the smoothing of the penalty costs at most, over its width, and that of the loss
+    unit_cost: float  # cost of smoothing at most, over its width: of the penalty, and as much again of the loss
     coef: Tensor  # of the smoothed objective
     pred: Tensor  # (N, c)
     correlation: Tensor  # of the columns less their means, from minus the smoothed loss's slopes there

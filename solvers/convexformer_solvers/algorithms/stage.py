@@ -137,7 +137,8 @@ class Running(NamedTuple):
 def begun(stage: Stage, program: Program, start: Point, before: Running | None = None, known: Any = None) -> Running:
     """The stage at a starting point, with what the stage `before` has made of the program.
 
-    `known` is a state of the algorithm on other blocks, for one that ``takes_other_blocks``.
+    `known` is a state for ``init_again``: on other blocks, of an algorithm that ``takes_other_blocks``, or of the last
+    step of ``ProximalDual``.
     """
     chain = Chain.of(program, stage.reductions, None if before is None else before.chain)
     first = chain.restrict(start)

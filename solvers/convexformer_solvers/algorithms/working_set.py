@@ -60,7 +60,8 @@ class WorkingSetConfig:
         all that violate the dual constraint, unless these have become fewer, by `decrease` since the first check.
     form : {"samples", "root", "gram"}, default="gram"
         What the inner algorithm sees with the squared loss: the samples, a root of the Gram matrix in their place where
-        there are fewer columns than samples, or the samples with a Gram matrix, which may be in single precision.
+        there are fewer columns than samples, or the samples with a Gram matrix, which may be in single precision and
+        whose blocks never leave, as ``BlockDescent`` needs.
     ends_in_all : bool, default=False
         Whether all blocks take the place of a set that would be too wide; else the algorithm is finished then.
     block_steps : float, default=inf

@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class InParts:
-    """What linear maps and other containers of samples give to functions: all of themselves, as their one part.
+    """A container of samples, as a linear map, on whose parts functions are called: here on itself, as its one part.
 
     Of samples that are spread over processes each part is that of a process, to which functions are pickled.
     """

@@ -137,11 +137,11 @@ class Penalty(ABC):
         return
 
     def for_outputs(self, n_outputs: int) -> Penalty:
-        """The same norm for so many outputs as another penalty, where solvers can do more with that."""
+        """A penalty that is this norm for so many outputs and lets solvers do more; by default this one itself."""
         return self
 
     def of_part(self, n_outputs: int) -> tuple[int, Penalty]:
-        """Of how many equal parts of so many outputs the norm is a sum, and the norm of one part."""
+        """Number of equal parts of so many outputs whose norms add up to this one, and the norm of each part."""
         return n_outputs if self.output_separable else 1, self
 
     def defines(self, method: str) -> bool:

@@ -100,7 +100,7 @@ class Chain(NamedTuple):
 
     @property
     def rounded(self) -> Program:
-        """The same program with products in the precision of the easiest one: cheaper where that is single."""
+        """The program of ``in_double`` with products in the precision of the easiest one, cheaper in single."""
         exact = self.in_double.program
         return exact if exact is self.program else exact.with_map(RoundedMap(self.program.map))
 
