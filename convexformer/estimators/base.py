@@ -318,10 +318,10 @@ class ConvexAttentionBase(ProgramParameters, TargetEstimator, CertifiedEstimator
         for flag in ("warm_start", "verbose"):
             check_flag(getattr(self, flag), flag)
         penalty = get_penalty(self.penalty)
-        if not penalty.defines("factorize"):
+        if missing := [method for method in ("factorize", "right_norm") if not penalty.defines(method)]:
             raise ValueError(
                 f"penalty={penalty!r} does not say which heads coefficients are made of: define its method "
-                "'factorize', or solve attention_program(...), which needs none"
+                f"{missing[0]!r}, or solve attention_program(...), which needs none"
             )
         self._check_model(is_grid=alpha is None)
         samples = self._read_samples(X, reset=True)

@@ -71,6 +71,10 @@ class PenaltyWithoutHeads(GroupL2):
     factorize = Penalty.factorize
 
 
+class PenaltyWithoutRightNorm(GroupL2):
+    right_norm = Penalty.right_norm
+
+
 def dates():
     """One a sample, and a missing one."""
     days = np.datetime64("2020-01-01") + np.arange(20)
@@ -176,6 +180,7 @@ def test_no_samples_and_no_array_at_all_are_named(kind):
         ({"warm_start": "no"}, "warm_start must be True or False, got 'no'"),
         ({"verbose": "no"}, "verbose must be True or False, got 'no'"),
         ({"penalty": PenaltyWithoutHeads()}, "penalty=.*define its method 'factorize'"),
+        ({"penalty": PenaltyWithoutRightNorm()}, "penalty=.*define its method 'right_norm'"),
         ({"memory_limit": "1GB"}, "memory_limit must be None or a positive number of bytes, got '1GB'"),
         ({"memory_limit": -1}, "memory_limit must be None or a positive number of bytes, got -1"),
         ({"device": "abacus"}, "device must be"),
