@@ -246,10 +246,7 @@ class Program:
         return result
 
     def remembered(self, name: str, compute: Callable[[], _T]) -> _T:
-        """What `compute` gives, once for all programs that differ in ``alpha`` alone.
-
-        Who has a value from other work, as a reduction has some of the program that it makes, gives it by this first.
-        """
+        """What `compute` gives, once for all programs that differ in ``alpha`` alone; a reduction may have given it."""
         if name not in self._known:
             self._known[name] = compute()
         return self._known[name]

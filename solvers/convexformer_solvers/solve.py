@@ -309,10 +309,7 @@ class _Run:
         return Status.CONVERGED if self.is_within_tol else Status.STOPPED if stop else None
 
     def record(self, point: Point, only_if_better: bool = False) -> Point:
-        """Certify a point, or the start where it has left the range of its precision; returns the one it certified.
-
-        The best point so far gets the better dual bound of both; history and progress bar get an entry.
-        """
+        """Certify a point, or the start where it has left the range, and keep the best; returns the certified one."""
         if not all(bool(torch.isfinite(part).all()) for part in point[:2] if part is not None):
             point, self.first_not_finite = self.start, self.first_not_finite or self.iteration
         coef, intercept, dual = point[:3]

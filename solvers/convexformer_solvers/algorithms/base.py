@@ -47,8 +47,7 @@ class Solver(ABC):
     ...         return program.penalty.prox(target, length * program.alpha), length
     ...
     ...     def point(self, program, state):
-    ...         coef, _ = state
-    ...         return Point(coef, program.best_intercept(program.map.matvec(coef)))
+    ...         return Point(state[0])  # with the best intercept
     >>> check_solver(ProximalGradient())
     """
 

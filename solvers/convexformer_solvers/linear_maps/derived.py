@@ -16,10 +16,9 @@ _Base = TypeVar("_Base", bound=LinearMap)
 class DerivedMap(LinearMap, Generic[_Base]):
     """Another map `base` but for its products and what else a subclass defines; the data are not copied.
 
-    What is taken over holds for entries that are those of `base`, some with the other sign or zero. A subclass of other
-    entries defines ``columns``, on which all Gram matrices rest, and ``largest``. One whose ``__init__`` takes more
-    than `base` defines ``to`` and ``rows``. One of data on a disk defines ``slopes_pass`` and ``moments``, which are
-    else two passes.
+    A subclass with other entries than those of `base`, but for signs and zeros, also defines ``columns``, of which Gram
+    matrices are formed, and ``largest``; one whose ``__init__`` takes more than `base` defines ``to`` and ``rows``.
+    ``slopes_pass`` and ``moments`` are two passes over a disk unless it defines them.
     """
 
     n_samples = property(lambda self: self.base.n_samples)

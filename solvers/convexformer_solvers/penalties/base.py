@@ -114,11 +114,7 @@ class Penalty(ABC):
 
     @abstractmethod
     def group_values(self, coef: Tensor) -> Tensor:
-        """Norm of each group; their sum is the penalty.
-
-        The shape is ``(*block_shape, c)`` when `output_separable`, else as a rule ``block_shape``; the axes of the
-        blocks come first when `block_separable`.
-        """
+        """Norm of each group, ``(*block_shape, c)`` if `output_separable`, else mostly ``block_shape``; they add up."""
 
     @abstractmethod
     def group_dual_norms(self, coef: Tensor) -> Tensor:

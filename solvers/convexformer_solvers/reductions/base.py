@@ -28,14 +28,11 @@ class Reduction(ABC):
         """The easier program, and what the way back needs."""
 
     def restrict(self, point: Point, data: Any) -> Point:
-        """A point of the original program as one of the easier program, by default itself.
-
-        All of its parts but the coefficients may be left out; so may those of ``invert``.
-        """
+        """A point of the original program as one of the easier one, by default itself; only coefficients must stay."""
         return point
 
     def invert(self, point: Point, data: Any) -> Point:
-        """A point of the easier program as one of the original program, by default itself."""
+        """A point of the easier program as one of the original one, by default itself; only coefficients must stay."""
         return point
 
 
