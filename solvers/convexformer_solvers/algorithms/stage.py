@@ -140,11 +140,7 @@ def begun(stage: Stage, program: Program, start: Point, before: Running | None =
     `known` is a state for ``init_again``: on other blocks, of an algorithm that ``takes_other_blocks``, or of the last
     step of ``ProximalDual``.
     """
-    chain = Chain.of(program, stage.reductions, None if before is None else before.chain)
-    first = chain.restrict(start)
-    algorithm = stage.algorithm
-    inner = algorithm.init(chain.program, first) if known is None else algorithm.init_again(chain.program, first, known)
-    return _with_polishing(Running(stage, chain, inner), any_active=bool(start.coef.any()))
+    return _started(stage, Chain.of(program, stage.reductions, None if before is None else before.chain), start, known)
 
 
 def carried(stage: Stage, program: Program, before: Running) -> Running:
@@ -156,24 +152,24 @@ def carried(stage: Stage, program: Program, before: Running) -> Running:
 
 def begun_again(stage: Stage, program: Program, start: Point, previous: Running) -> Running:
     """The stage at another alpha, from what it knows of the last one."""
-    chain = previous.chain.with_alpha(program.alpha)
-    inner = stage.algorithm.init_again(chain.program, chain.restrict(start), previous.inner)
-    return _with_polishing(Running(stage, chain, inner), any_active=bool(start.coef.any()), previous=previous)
+    return _started(stage, previous.chain.with_alpha(program.alpha), start, previous.inner, previous)
 
 
-def _with_polishing(state: Running, any_active: bool, previous: Running | None = None) -> Running:
-    config = state.stage.polish
+def _started(stage: Stage, chain: Chain, start: Point, known: Any, previous: Running | None = None) -> Running:
+    """A stage on the easiest program of a chain, and when its points are polished first."""
+    algorithm, config, first = stage.algorithm, stage.polish, chain.restrict(start)
+    inner = algorithm.init(chain.program, first) if known is None else algorithm.init_again(chain.program, first, known)
     if config is None:
-        return state
+        return Running(stage, chain, inner)
     # Near alpha_max few steps suffice, and a polish tells rounding from zero.
-    first, wait = config.wait if any_active else min(2, config.wait), config.wait
+    at, wait = config.wait if bool(start.coef.any()) else min(2, config.wait), config.wait
     if previous is None:
-        return state._replace(polishing=Polishing(first, wait, config.near))
+        return Running(stage, chain, inner, polishing=Polishing(at, wait, config.near))
     before = previous.polishing
     if before.n_polishes > 0:
         wait = max(1, wait // 2)
-        first = min(max(wait, previous.n_steps - (before.n_polishes == 1)), 2 * config.wait)
-    return state._replace(polishing=Polishing(first, wait, config.near_on_paths, before.helps))
+        at = min(max(wait, previous.n_steps - (before.n_polishes == 1)), 2 * config.wait)
+    return Running(stage, chain, inner, polishing=Polishing(at, wait, config.near_on_paths, before.helps))
 
 
 def stepped(state: Running) -> Running:
