@@ -16,6 +16,7 @@ from convexformer_solvers import (
     Program,
     RowStochastic,
     SignedMap,
+    Status,
     get_loss,
     solve,
 )
@@ -150,6 +151,17 @@ def test_data_and_targets_of_zeros(metrics):
         result = solve(program, MetricGradient(metrics), tol=1e-8)
         assert not bool(result.coef.any())
         assert result.certificate.gap <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["squared", "huber"])
+@pytest.mark.parametrize("metrics", [GRAM, LowRankMetrics(3)], ids=["gram", "low rank"])
+def test_targets_of_zeros_in_single_precision_from_other_coefficients(metrics, name):
+    data, y = randn(80, 5, 2).float(), torch.zeros(80, 1, dtype=torch.float64)
+    program = Program(DenseMap(data), y, get_loss(name), GroupL2(), 0.05, None, True)
+    start = torch.ones(program.coef_shape), torch.zeros(1)
+    result = solve(program, MetricGradient(metrics), tol=1e-8, start=start)
+    assert result.status is Status.CONVERGED
+    assert not bool(result.coef.any())
 
 
 @pytest.mark.parametrize("name", ["squared", "logistic", "softmax"])

@@ -256,11 +256,11 @@ class MetricGradient(Solver):
 
     def _says_too_little(self, state: _State, found: Read) -> bool:
         """Whether what a pass in single precision says of a point may be rounding."""
-        rise = (found.value - state.base.value) / found.size
+        rise, size = found.value - state.base.value, found.size
         rounding = torch.finfo(torch.float32).eps / math.sqrt(len(found.at.pred))  # of a mean of so many
-        if abs(found.gap) <= SINGLE * found.size or -rounding <= rise <= rounding:
+        if abs(found.gap) <= SINGLE * size or abs(rise) <= rounding * size:
             return True
-        if state.past or not 0 < rise <= SINGLE:  # slopes of combinations may lead too far
+        if state.past or not 0 < rise <= SINGLE * size:  # slopes of combinations may lead too far
             return False
         # Unless the loss has more curvature than its model, whose minimum then is too far, it is rounding.
         return self._curvature_met(state.metric, state.base.at, found.at) <= state.curvature
