@@ -374,6 +374,16 @@ def test_metric_steps_end_where_the_minimum_of_the_model_is_its_base(metrics):
         assert solver.finished(state) == ends
 
 
+@pytest.mark.parametrize("metrics", [GramMetrics(Batched(Auto())), LowRankMetrics(3)])
+def test_metric_steps_go_on_from_the_intercept_of_their_start(metrics):
+    program, solver = on_disk(program_of("logistic", "group_l2", data=randn(60, 3, 2) + 10)), MetricGradient(metrics)
+    program = program.with_alpha(0.1 * program.alpha_max)
+    previous = solver.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64)))
+    best = solve(program, solver, tol=1e-8)
+    state = solver.init_again(program, Point(best.coef, best.intercept), previous)
+    assert abs(solver.gap_estimate(program, state)) <= 1e-6 * program.null_value
+
+
 def test_curvatures_of_samples_of_weight_zero_do_not_count():
     program = program_of("poisson", "group_l2", weighted=True)
     coef = 0.3 * randn(*program.coef_shape, seed=7)

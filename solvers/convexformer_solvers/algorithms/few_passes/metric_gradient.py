@@ -124,7 +124,8 @@ class MetricGradient(Solver):
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         single, smooth = program.map.dtype == torch.float32, previous.smooth.with_alpha(program.alpha)
-        found = read(smooth, start.coef.to(program.y), previous.intercept, single, previous.metric)
+        intercept = previous.intercept if start.intercept is None else start.intercept.to(program.y)
+        found = read(smooth, start.coef.to(program.y), intercept, single, previous.metric)
         cost = abs(found.gap) if previous.cost > 0 else self._cost(program, found)
         before = previous.iterations_before + previous.iteration
         again = previous._replace(smooth=smooth, cost=cost, read=found, base=found, past=(), single=single)
