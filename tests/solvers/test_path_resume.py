@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import math
 import re
 import weakref
 from pathlib import Path
@@ -159,6 +160,20 @@ class TestResume:
         assert_same(solve_path(PROGRAM, solver, GRID, tol=1e-4, resume=file), path)
         assert solver.alphas == []
 
+    def test_points_whose_gap_is_tol_are_not_solved_again(self, tmp_path):
+        solve_path(PROGRAM, Fista(), GRID, tol=1e-4, resume=tmp_path / "path.npz")
+        again = solve_path(PROGRAM, Fista(), GRID, tol=1e-4, resume=tmp_path / "path.npz")
+        third = solve_path(PROGRAM, Fista(), GRID, tol=max(again.gaps), resume=tmp_path / "path.npz")
+        assert [result.seconds for result in third.results] == [result.seconds for result in again.results]
+
+    @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+    def test_points_that_are_gone_on_with_get_no_worse(self, tmp_path):
+        before = solve_path(PROGRAM, Fista(), GRID, tol=1e-5, resume=tmp_path / "path.npz")
+        after = solve_path(PROGRAM, Fista(), GRID, tol=1e-12, max_iter=1, resume=tmp_path / "path.npz")
+        assert max(after.gaps) > 1e-12
+        for one, two in zip(before.results, after.results, strict=True):
+            assert two.certificate.primal <= one.certificate.primal
+
     def test_points_behind_an_interrupt_are_kept(self, tmp_path):
         file = tmp_path / "path.npz"
         solve_path(PROGRAM, Fista(), GRID, tol=1e-3, resume=file)
@@ -177,6 +192,26 @@ class TestResume:
         again = solve_path(PROGRAM, solver, GRID[:3], tol=1e-6, resume=file)
         assert solver.alphas == []
         assert {result.solver for result in again.results} == {"exact"}
+
+    def test_an_error_is_that_of_the_solver_and_leaves_the_points_before(self, tmp_path):
+        class Fails(Fista):
+            def init(self, program, start):
+                if program.alpha == GRID[2]:
+                    raise ValueError("no step to take")
+                return super().init(program, start)
+
+        with pytest.raises(ValueError, match="no step to take"):
+            solve_path(PROGRAM, Fails(), GRID, resume=tmp_path / "path.npz")
+        solver = CountingFista()
+        solve_path(PROGRAM, solver, GRID, resume=tmp_path / "path.npz")
+        assert solver.alphas == GRID[2:]
+
+    def test_points_without_a_bound_are_stored_and_solved_on(self, tmp_path):
+        program = changed(loss=Unbounded())
+        for _ in range(2):
+            with pytest.warns(ConvergenceWarning, match="relative gap nan"):
+                path = solve_path(program, Fista(), GRID[2:], max_iter=5, resume=tmp_path / "path.npz")
+            assert np.isnan(path.gaps).all()
 
     def test_alphas_that_did_not_converge_are_taken_up_again(self, tmp_path):
         file = tmp_path / "path.npz"
@@ -238,6 +273,7 @@ MAP = PROGRAM.map
 DATA = MAP.base.data
 OTHERS = {
     "y": changed(y=moved(PROGRAM.y, 5)),
+    "y (order)": changed(y=PROGRAM.y.flip(0)),
     "sample_weight": changed(sample_weight=moved(PROGRAM.sample_weight, 2)),
     "X": changed(map=GatedMap(moved(DATA, 7), MAP.masks)),
     "X (masks)": changed(map=GatedMap(DATA, flipped(MAP.masks))),
@@ -269,6 +305,13 @@ class Shares(Squared):
         return super().value(pred, y) * self.share
 
 
+class Unbounded(Squared):
+    """A loss of which no lower bound is known."""
+
+    def conjugate(self, u, y):
+        return torch.full_like(u[:, 0], math.nan)
+
+
 class TestRefused:
     @pytest.mark.parametrize(("part", "kind"), [("penalty", Factors), ("loss", Shares)])
     def test_numbers_that_no_representation_shows(self, part, kind, tmp_path):
@@ -277,6 +320,32 @@ class TestRefused:
         PathFile(file, changed(**{part: kind(2.0)}), GRID)
         with pytest.raises(ValueError, match=f"these differ: value of the {part}. Repeat"):
             PathFile(file, changed(**{part: kind(3.0)}), GRID)
+
+    def test_numbers_of_a_loss_are_told_where_the_data_are_zeros(self, tmp_path):
+        zeros = GatedMap(torch.zeros_like(DATA), MAP.masks)
+        PathFile(tmp_path / "path.npz", changed(map=zeros, loss=Shares(2.0)), GRID).keep({}, {})
+        with pytest.raises(ValueError, match=r"these differ: value of the loss\. Repeat"):
+            PathFile(tmp_path / "path.npz", changed(map=zeros, loss=Shares(3.0)), GRID)
+
+    @pytest.mark.parametrize("share", [math.inf, math.nan])
+    def test_a_loss_that_is_not_finite_somewhere_is_no_other(self, share, tmp_path):
+        for _ in range(2):
+            PathFile(tmp_path / "path.npz", changed(loss=Shares(share)), GRID).keep({}, {})
+        with pytest.raises(ValueError, match=r"these differ: value of the loss\. Repeat"):
+            PathFile(tmp_path / "path.npz", changed(loss=Shares(3.0)), GRID)
+
+    @pytest.mark.parametrize("part", ["loss", "penalty", "y"])
+    def test_files_of_former_versions_have_no_values_of_loss_and_penalty(self, part, tmp_path):
+        file = tmp_path / "path.npz"
+        PathFile(file, PROGRAM, GRID).keep({}, {})
+        header, arrays = read_archive(file, "path")
+        del header["program"][part if part == "y" else f"value of the {part}"]
+        write_archive(file, "path", header, arrays)
+        if part == "y":
+            with pytest.raises(ValueError, match=r"these differ: y\. Repeat"):
+                PathFile(file, PROGRAM, GRID)
+        else:
+            PathFile(file, PROGRAM, GRID)
 
     @pytest.mark.parametrize("unit", [1.0, 2.0**-40, 2.0**40])
     def test_other_numbers_are_told_from_rounding_in_any_unit(self, unit, tmp_path):
@@ -294,7 +363,7 @@ class TestRefused:
         file = tmp_path / "path.npz"
         solve_path(PROGRAM, Fista(), GRID, tol=1e-2, resume=file)
         before = file.read_bytes()
-        name, other = name.removesuffix(" (masks)"), OTHERS[name]
+        other, name = OTHERS[name], name.removesuffix(" (masks)").removesuffix(" (order)")
         with pytest.raises(ValueError, match=rf"resume='.*path.npz' cannot be continued.*these differ:.*\b{name}"):
             solve_path(other, Fista(), GRID, tol=1e-2, resume=file)
         assert file.read_bytes() == before

@@ -176,10 +176,11 @@ def _checksum(values: Tensor) -> list[float]:
 def _same(saved: Any, now: Any) -> bool:
     """Whether two values are equal, numbers up to the rounding of sums on another machine."""
     if type(saved) is not type(now) or isinstance(now, (str, int)):
-        return type(saved) is type(now) and bool(saved == now)
+        return bool(saved == now)
     try:
         numbers = np.asarray(saved, dtype=float)
     except (TypeError, ValueError):  # a damaged file
         return False
-    rounding = math.sqrt(np.finfo(float).eps) * np.abs(now).max(initial=0.0)
+    finite = np.abs(now)[np.isfinite(now)]
+    rounding = math.sqrt(np.finfo(float).eps) * finite.max(initial=0.0)
     return numbers.shape == np.shape(now) and np.allclose(numbers, now, rtol=0, atol=rounding, equal_nan=True)
