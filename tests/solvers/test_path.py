@@ -114,6 +114,10 @@ class TestPath:
         path = solve_path(make_program(n=10), Fista(), [0.01, 0.3, 0.1], tol=1e-4)
         assert path.alphas == [0.3, 0.1, 0.01]
 
+    @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+    def test_alphas_may_be_an_array_of_real_numbers(self, dtype):
+        assert solve_path(make_program(n=10), Fista(), np.array([1, 2], dtype)).alphas == [2.0, 1.0]
+
     def test_alpha_of_the_program_is_ignored(self):
         program = make_program(n=10)
         one, other = (solve_path(program.with_alpha(alpha), Fista(), [0.1], tol=1e-8) for alpha in (0.5, 5.0))
