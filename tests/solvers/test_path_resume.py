@@ -582,6 +582,21 @@ class TestOneAtATime:
         gc.collect()
         assert reference() is None
 
+    def test_only_points_of_the_last_two_alphas_are_kept(self):
+        points = []
+
+        class Watched(Fista):
+            def point(self, program, state):
+                found = super().point(program, state)
+                points.append((program.alpha, weakref.ref(found.coef)))
+                return found
+
+        results = iterate_path(PROGRAM, Watched(), GRID)
+        for _ in range(4):
+            next(results)
+        gc.collect()
+        assert {alpha for alpha, reference in points if reference() is not None} <= set(GRID[2:4])
+
     def test_an_interrupt_is_that_of_the_solve_and_its_point_is_in_the_file(self, tmp_path):
         finished = []
         with pytest.raises(SolverInterrupted) as caught:
