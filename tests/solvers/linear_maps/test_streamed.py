@@ -13,7 +13,7 @@ from convexformer_solvers import DenseMap, GatedMap, SignedMap, get_loss
 from convexformer_solvers.checks import check_map
 from convexformer_solvers.linear_maps import base, streamed
 from convexformer_solvers.linear_maps.config import MapConfig
-from convexformer_solvers.linear_maps.derived import PaddedMap
+from convexformer_solvers.linear_maps.derived import PaddedMap, RoundedMap
 from convexformer_solvers.linear_maps.source import Source
 from convexformer_solvers.linear_maps.streamed import StreamedMap
 from convexformer_solvers.program import LossSlopes
@@ -133,6 +133,20 @@ def test_a_product_with_few_blocks_is_one_pass(derived):
     assert streamed.traffic().passes == 1
     linear_map.rmatvec_blocks(few, randn(N, 3))
     assert streamed.traffic().passes == 2
+
+
+@pytest.mark.parametrize("derived", [SignedMap, PaddedMap, RoundedMap])
+def test_maps_made_of_another_know_where_its_data_are(derived):
+    streamed = StreamedMap(Rows(randn(N, 3, 2)), chunk=48, memory_limit=1000)
+    made = derived(streamed)
+    made.rmatvec(randn(N, 1))
+    assert made.traffic() == streamed.traffic()
+    assert made.traffic().passes == 1
+    for one in (made, made.rows(slice(0, 20))):
+        assert one.memory_limit == 1000
+        assert not one.in_memory
+    assert made.to(torch.float64) is made
+    assert made.to(torch.float32).dtype == torch.float32
 
 
 def test_few_samples_are_read_by_themselves():
