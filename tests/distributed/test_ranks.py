@@ -17,7 +17,7 @@ from solver_cases import BOTH
 
 from convexformer import ConvexAttentionClassifier, load_model, save_model
 from convexformer_solvers import DenseMap
-from convexformer_solvers.distributed import DistributedConfig, Ranks
+from convexformer_solvers.distributed import DistributedConfig, Ranks, ShardedMap
 
 # Objectives agree to the gap of the solves, certificates to what rounding leaves.
 CLOSE = 1e-9
@@ -113,6 +113,11 @@ def test_maps_keep_the_identities_of_maps(n_ranks, least, tmp_path):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
         assert side == 3 * 4 * 3
         assert largest == tokens.abs().max()
+
+
+def test_numbers_of_all_ranks_are_as_many_of_each_sample_as_on_the_first():
+    layout = SimpleNamespace(n_samples=17, team=None)
+    assert ShardedMap(layout, 0, DenseMap(torch.zeros(7, 5, 3))).n_stored == 17 * 5 * 3
 
 
 @pytest.fixture(scope="module")

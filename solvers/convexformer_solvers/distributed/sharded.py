@@ -127,7 +127,7 @@ class ShardedMap(Sharded, LinearMap):
     feature_shape = property(lambda self: self.local.feature_shape)
     n_samples = property(lambda self: self.layout.n_samples)
     # As many numbers of a sample on each rank.
-    n_stored = property(lambda self: int(self.n_samples / max(1, self.local.n_samples) * self.local.n_stored))
+    n_stored = property(lambda self: self.n_samples * self.local.n_stored // max(1, self.local.n_samples))
 
     def __init__(self, layout: Layout, name: int, local: LinearMap) -> None:
         super().__init__(layout, name, local)
