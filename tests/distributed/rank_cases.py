@@ -142,7 +142,17 @@ def operations():
             results[name] = [whole(part) for part in parts], list(wanted), n
         return results
 
+    def is_apart(linear_map, plain):
+        given = plain.clone()
+        values = linear_map.placed(given)
+        changed = values.clone().add_(1)
+        values.zero_()
+        kept = not bool(values.any()) and torch.equal(given, plain)  # the ranks change theirs as a result is asked for
+        given.zero_()
+        return kept and torch.equal(whole(changed), plain + 1)
+
     def work(linear_map):
+        assert is_apart(linear_map, others[0])
         return [
             found(linear_map, others[0]),
             found(linear_map.rows(index), others[1][index]),
