@@ -151,8 +151,14 @@ def operations():
         given.zero_()
         return kept and torch.equal(whole(changed), plain + 1)
 
+    def in_another_order(linear_map, plain):
+        flipped = linear_map.rows(torch.arange(N_SAMPLES - 1, -1, -1))
+        found, wanted = flipped.rmatvec(linear_map.placed(plain)), DenseMap(tokens.flip(0)).rmatvec(plain)
+        torch.testing.assert_close(found, wanted)
+
     def work(linear_map):
         assert is_apart(linear_map, others[0])
+        in_another_order(linear_map, others[1])
         return [
             found(linear_map, others[0]),
             found(linear_map.rows(index), others[1][index]),
