@@ -119,6 +119,13 @@ def check_texts(texts: Any, name: str, wanted: str, unit: str) -> list[str]:
     wrong = next((i for i, text in enumerate(checked) if not isinstance(text, str)), None)
     if wrong is not None:
         raise TypeError(f"{name}[{wrong}] must be a str, got {type(checked[wrong]).__name__}")
+    for i, text in enumerate(checked):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a character of UTF-16, as JSON may hold, is none
+            raise ValueError(
+                f"{name}[{i}] must be text that UTF-8 can hold: {error}; leave such characters out"
+            ) from error
     if not checked:
         raise ValueError(f"{name} must hold at least one {unit}, got none")
     return checked
@@ -126,7 +133,10 @@ def check_texts(texts: Any, name: str, wanted: str, unit: str) -> list[str]:
 
 def _read_lines(path: str | os.PathLike[str]) -> list[str]:
     place = f"sentences={os.fspath(path)!r}"
-    remedy = "decode it and pass a list, for example Path(path).read_text(encoding='latin-1').splitlines()"
+    remedy = (
+        "unpack a compressed file; decode another one and pass a list, for example "
+        "Path(path).read_text(encoding='latin-1').splitlines() where that is its encoding"
+    )
     try:
         lines = list(text_lines(path, f"{place} is not a text file in UTF-8 ({remedy})"))
     except (FileNotFoundError, IsADirectoryError) as error:

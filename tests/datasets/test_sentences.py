@@ -1,5 +1,6 @@
 """Sentences from installed documentation, and what else a loader reads sentences from."""
 
+import gzip
 import re
 import sys
 import types
@@ -174,6 +175,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     path.write_bytes("café".encode("latin-1"))
     with pytest.raises(ValueError, match=r"not a text file in UTF-8 .*encoding='latin-1'"):
         read_sentences(path)
+    path.write_bytes(gzip.compress(b"a sentence"))
+    with pytest.raises(ValueError, match=r"not a text file in UTF-8 \(unpack a compressed file"):
+        read_sentences(path)
     path.write_bytes(b"")
     with pytest.raises(ValueError, match="empty file"):
         read_sentences(path)
@@ -189,6 +193,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
         (pa.table({"text": ["A."]}), TypeError, "got Table; of a table pass one column"),
         ({"A.", "B."}, TypeError, "got set; of a table pass one column, of a set a sorted list"),
         (None, TypeError, "a list of str, the path of a text file, .* got NoneType"),
+        (["fine", "\ud800 is half"], ValueError, r"sentences\[1\] must be text that UTF-8 can hold"),
     ],
 )
 def test_sentences_that_are_none_are_refused(sentences, error, message):
