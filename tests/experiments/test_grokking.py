@@ -291,6 +291,9 @@ def test_the_median_delay_that_is_drawn_counts_seeds_without_one(tmp_path, monke
     for runs, n_bars in (([ended, ended | {"seed": 1}], 2), ([ended, failed], 0)):
         _draw_steps(runs, {"threshold": 0.99}, 5, tmp_path / "steps.png")
         assert sum(len(ax.collections) for ax in drawn.pop().axes) == n_bars
+        _draw_steps(runs, {"threshold": 0.9}, 5, tmp_path / "steps.png")
+        titles = [ax.get_title() for ax in drawn.pop().axes]
+        assert titles == ["steps to 90% test accuracy", "delay: from 90% training to 90% test accuracy"]
 
 
 def test_seeds_that_never_got_there_are_the_slowest():

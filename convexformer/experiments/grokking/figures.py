@@ -22,7 +22,7 @@ _LABELS = {"step": "steps (or solver iterations)", "seconds": "seconds of traini
 
 
 def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw accuracy and loss against steps and seconds for each modulus, and the steps to 99% and the delay.
+    """Draw accuracy and loss against steps and seconds for each modulus, and the steps to the threshold and the delay.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
         runs = [run for run in report["runs"] if run["p"] == p]
         for kind in ("accuracy", "loss"):
             paths.append(folder / f"{kind}_p{p}.png")
-            _draw_courses(runs, kind, f"{report['settings']['fraction']:.0%} of the table modulo {p}", paths[-1])
+            _draw_courses(runs, kind, report["settings"], p, paths[-1])
         paths.append(folder / f"steps_p{p}.png")
         _draw_steps(runs, report["settings"], p, paths[-1])
     return paths
@@ -50,19 +50,26 @@ def _seeds(runs: Sequence[dict[str, Any]]) -> str:
     return counted(len({run["seed"] for run in runs}), "seed")
 
 
-def _draw_courses(runs: list[dict[str, Any]], kind: str, table: str, path: Path) -> None:
+def _draw_courses(runs: list[dict[str, Any]], kind: str, settings: dict[str, Any], p: int, path: Path) -> None:
     families = grouped(runs, ["family"])
     figure, axes = plot.new_figure(2, len(families), figsize=(4.6 * len(families), 8.6))
     what = "share of rows answered rightly" if kind == "accuracy" else "mean cross-entropy"
     title = (
-        f"Division: {kind} ({what}) while methods train on {table}. Solid: rows not trained on (test); dashed: rows "
-        f"trained on. Line: median of {_seeds(runs)}; band: all of them; a run that has ended keeps its last value."
+        f"Division: {kind} ({what}) while methods train on {settings['fraction']:.0%} of the table modulo {p}. Solid: "
+        f"rows not trained on (test); dashed: rows trained on. Line: median of {_seeds(runs)}; band: all of them; a "
+        "run that has ended keeps its last value."
     )
     figure.suptitle(textwrap.fill(title, width=42 * len(families)))
     for column, ((family,), members) in enumerate(families.items()):
         for row, axis in enumerate(("step", "seconds")):
             ax = axes[row * len(families) + column]
-            _prepare(ax, family, kind, axis)
+            ax.set(xscale="log", xlabel=_LABELS[axis], title=family)
+            ax.grid(alpha=0.3)
+            if kind == "accuracy":
+                ax.set(ylabel="accuracy", ylim=(-0.03, 1.03))
+                ax.axhline(settings["threshold"], color="grey", linewidth=0.8, linestyle=":")
+            else:
+                ax.set(yscale="log", ylabel="mean cross-entropy (nats)")
             for number, group in enumerate(grouped(members, ["method"]).values()):
                 _draw_band(ax, group, axis, f"test_{kind}", f"C{number}", "-")
                 _draw_band(ax, group, axis, f"train_{kind}", f"C{number}", "--")
@@ -70,16 +77,6 @@ def _draw_courses(runs: list[dict[str, Any]], kind: str, table: str, path: Path)
     for panels in (axes[: len(families)], axes[len(families) :]):
         _share_limits(panels, kind)
     plot.save_figure(figure, path)
-
-
-def _prepare(ax: Any, family: str, kind: str, axis: str) -> None:
-    ax.set(xscale="log", xlabel=_LABELS[axis], title=family)
-    ax.grid(alpha=0.3)
-    if kind == "accuracy":
-        ax.set(ylabel="accuracy", ylim=(-0.03, 1.03))
-        ax.axhline(0.99, color="grey", linewidth=0.8, linestyle=":")
-    else:
-        ax.set(yscale="log", ylabel="mean cross-entropy (nats)")
 
 
 def _share_limits(row: Sequence[Any], kind: str) -> None:
@@ -131,9 +128,9 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
         fitted = [run for run in group if run["train_step"] is not None]
         gaps = [(run["delay"], run["n_steps"] - run["train_step"]) for run in fitted if _has_delay(run)]
         _draw_seeds(right, place, gaps, [run["delay"] for run in group], "C1")
-    names = [method for (method,) in methods]
-    left.set(xscale="log", xlabel=_LABELS["step"], title="steps to 99% test accuracy")
-    right.set(xlabel=_LABELS["step"], title="delay: from 99% training to 99% test accuracy")
+    names, share = [method for (method,) in methods], f"{settings['threshold']:.0%}"
+    left.set(xscale="log", xlabel=_LABELS["step"], title=f"steps to {share} test accuracy")
+    right.set(xlabel=_LABELS["step"], title=f"delay: from {share} training to {share} test accuracy")
     right.set_xscale("symlog", linthresh=10)
     right.set_xlim(left=-1)
     left.set_yticks(range(len(names)), names)

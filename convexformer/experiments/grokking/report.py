@@ -100,8 +100,8 @@ def _delay(row: dict[str, Any]) -> str:
 _COLUMNS: tuple[Column, ...] = (
     ("p", ">", shown("p", "d")),
     ("method", "<", shown("method", "")),
-    ("steps to 99% train", ">", _or_more("train_step")),
-    ("to 99% test", ">", _or_more("test_step")),
+    ("train steps", ">", _or_more("train_step")),
+    ("test steps", ">", _or_more("test_step")),
     ("delay", ">", _delay),
     ("seeds", ">", lambda row: f"{row['n_reached']}/{row['n_seeds']}"),
     ("head steps", ">", shown("test_head_steps", ".0f")),
@@ -138,7 +138,7 @@ def format_grokking(report: dict[str, Any]) -> str:
     >>> report = {"medians": [], "tables": [], "skipped": [], "remark": "What it means.", "figures": ["steps_p97.png"]}
     >>> print(format_grokking(report))
     medians over 0 seeds
-    p  method  steps to 99% train  to 99% test  delay ...
+    p  method  train steps  test steps  delay ...
     --...
     What it means.
     figures: steps_p97.png
@@ -214,14 +214,14 @@ def remark(settings: GrokkingSettings) -> str:
         f"solver; they are counted to the first look, every {settings.look_every} steps (10 iterations, at first "
         f"fewer), with an accuracy of {settings.threshold:.0%}. A convex program is looked at on the way; the last "
         "test accuracy and loss are those of its solution, which may be worse. '>N': not reached in N steps; 'never': "
-        "the solved program does not; such seeds count as the slowest in medians. delay = steps from 99% training to "
-        "99% test accuracy. gradients = gradients taken until then, each "
+        "the solved program does not; such seeds count as the slowest in medians. delay = steps from that training "
+        "to that test accuracy. gradients = gradients taken until then, each "
         "over so many rows ('rows each'); s = seconds of training until then, looks not counted, on whatever machine "
         "and beside whatever else ran. Loss: mean cross-entropy in nats. A run ends after "
-        f"{settings.run_on:g} times the steps to 99% test accuracy. Search: every tuned method tries all "
+        f"{settings.run_on:g} times the steps to that test accuracy. Search: every tuned method tries all "
         f"{len(settings.grid)} pairs of learning rate {rates} and decay {decays}, {settings.tuning_steps} steps each "
         f"(fewer once a pair could no longer be the best), on a split of its own (seed 1000), and takes the pair "
-        "with the fewest steps to 99% test accuracy, else the best accuracy: the same statistic that is reported, to "
+        "with the fewest steps to that test accuracy, else the best accuracy: the same statistic that is reported, to "
         "the same advantage of all; a validation part would have taken rows from training, to which grokking is "
         "sensitive. Sizes were not searched. AdamW with betas .9 and .98, constant rate, batches of at most "
         f"{settings.batch_size}. The untuned transformer has rate 1e-3 and no decay and is given "

@@ -40,8 +40,8 @@ class GrokkingSettings(ExperimentSettings):
     batch_size : int, default=512
         Rows per step; all of them where there are fewer.
     look_every : int, default=20
-        Steps between looks at accuracies and losses, and so the resolution of the steps to 99%; variable projection has
-        its own.
+        Steps between looks at accuracies and losses, and so the resolution of the steps to `threshold`; variable
+        projection has its own.
     threshold : float, default=0.99
         The accuracy whose first look is counted.
     run_on : float, default=1.25

@@ -1,4 +1,4 @@
-"""Accuracies and losses of a model while it is trained, and when they passed 99%."""
+"""Accuracies and losses of a model while it is trained, and when they passed a threshold."""
 
 from __future__ import annotations
 
