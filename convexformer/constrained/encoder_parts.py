@@ -15,9 +15,11 @@ from convexformer.unfolded.unrolled import UnrolledNetwork
 
 
 def base_of(model: Any) -> Any:
-    """The model without its head; DINOv3 names as its base what follows its embedding, and takes none of its inputs."""
+    """The model without its head; DINOv3 names as its base what follows its embedding, and needs other inputs."""
     base, name = getattr(model, "base_model", model), getattr(model, "main_input_name", None)
-    return base if name is None or name in inspect.signature(base.forward).parameters else model
+    inputs = inspect.signature(base.forward).parameters  # of a compiled or wrapped base any
+    needs = any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in inputs.values())
+    return model if needs and name not in (None, *inputs) else base
 
 
 def sizes(model: Any) -> tuple[int, int]:

@@ -384,6 +384,14 @@ def test_head_of_the_model_is_not_used():
     torch.testing.assert_close(network.layer_outputs(**batch()), expected)
 
 
+def test_a_compiled_part_of_a_model_is_read_as_the_part():
+    network, model = layer_readouts(causal("llama"), readout="vocabulary"), causal("llama")
+    model.model = torch.compile(model.model, backend="eager")
+    torch.testing.assert_close(
+        layer_readouts(model, readout="vocabulary").layer_outputs(**batch()), network.layer_outputs(**batch())
+    )
+
+
 def test_copy_and_folder(tmp_path):
     make("distilbert").save_pretrained(tmp_path)
     network = layer_readouts(transformers.AutoModel.from_pretrained(tmp_path).eval(), 2)
