@@ -91,8 +91,8 @@ def first_run(base: nn.Module, n_layers: int, inputs: dict[str, Any]) -> tuple[A
     finally:
         for handle in handles:
             handle.remove()
-    hidden = getattr(output, "hidden_states", None) or (None, None)
-    return output, End(norm, first=0 if states is not None and hidden[-2] is states else 1)
+    hidden = getattr(output, "hidden_states", None) or ()
+    return output, End(norm, first=0 if any(state is states for state in hidden[-2:-1]) else 1)
 
 
 @contextmanager

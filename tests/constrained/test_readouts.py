@@ -444,6 +444,14 @@ def language():
     return layer_readouts(causal("gpt2"), readout="vocabulary")
 
 
+def last_state_alone():
+    model = make("bert")
+    model.register_forward_hook(
+        lambda _model, _inputs, output: type(output)(output[0], hidden_states=output.hidden_states[-1:])
+    )
+    return layer_readouts(model, 2)
+
+
 def one_layer():
     return transformers.BertModel(transformers.BertConfig(**{**COMMON, "num_hidden_layers": 1}))
 
@@ -471,6 +479,7 @@ def one_layer():
         ),
         (lambda: layer_readouts(Silent(), 2).layer_outputs(input_ids=IDS), "Silent does not"),
         (lambda: layer_readouts(Silent(3), 2).layer_outputs(input_ids=IDS), "its embedding and 3 layers, got 3"),
+        (lambda: last_state_alone()(input_ids=IDS), "its embedding and 3 layers, got 1"),
         (
             lambda: layer_readouts(Silent(4), 2).layer_outputs(input_ids=IDS, embedding_noise=1),
             "embedding_noise needs a model that calls",
