@@ -14,6 +14,7 @@ from solver_cases import BOTH, LOSS_NAMES, randn, random_weight, valid_target
 from convexformer_solvers import (
     Auto,
     AutoConfig,
+    ColumnGeneration,
     DenseMap,
     Fista,
     Huber,
@@ -382,6 +383,18 @@ def test_metric_steps_go_on_from_the_intercept_of_their_start(metrics):
     best = solve(program, solver, tol=1e-8)
     state = solver.init_again(program, Point(best.coef, best.intercept), previous)
     assert abs(solver.gap_estimate(program, state)) <= 1e-6 * program.null_value
+
+
+@pytest.mark.parametrize("name", ["squared", "logistic"])
+def test_column_generation_takes_a_pass_for_each_evaluation_only_where_there_is_no_room_for_more(name):
+    program, passes = program_of(name, "group_l2"), []
+    program = program.with_alpha(0.3 * program.alpha_max)
+    for limit in (None, program.y.nbytes):
+        there = on_disk(program)
+        there.map.memory_limit = limit
+        assert solve(there, ColumnGeneration(), tol=1e-4).certificate.relative_gap <= 1e-4
+        passes += there.map.passes
+    assert passes[0] < passes[1] / 2
 
 
 def test_curvatures_of_samples_of_weight_zero_do_not_count():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -118,20 +119,19 @@ def _solved(program: Program, state: _State) -> _State:
     if state.atoms.shape[1] == 0:
         intercept = program.null_intercept
         return state._replace(intercept=intercept, pred=program.constant_pred(intercept))
-    n_atoms, alpha, scale = state.atoms.shape[1], program.alpha, 1 / program.null_value
-    columns = _images(program, state.atoms)
+    n_atoms, scale = state.atoms.shape[1], 1 / program.null_value
+    sizes, predicted, correlated = _products(program, state.atoms)
     # Predictions that change by `step` about end the descent. In such units features and targets may be in any.
     slope = float(program.mean(program.null_dual_point.abs().sum(1)))
     step = program.null_value / slope if slope > 0 else 1.0
-    sizes = (program.weight @ columns.square().sum(1)).sqrt().numpy(force=True)
     units = step / np.concatenate([np.where(sizes > 0, sizes, 1.0), np.ones(program.y.shape[1])])
 
     def objective(variables: np.ndarray) -> tuple[float, np.ndarray]:
         weights, intercept = torch.as_tensor(units * variables).to(program.y).split([n_atoms, program.y.shape[1]])
-        pred = columns @ weights + intercept
+        pred = predicted(weights) + intercept
         values = program.weight[:, None] * program.loss.gradient(pred, program.y)
-        slopes = torch.cat([alpha + torch.einsum("ic,icm->m", values, columns), values.sum(0)])
-        value = program.loss_value(pred) + alpha * weights.sum()
+        slopes = torch.cat([program.alpha + correlated(values), values.sum(0)])
+        value = program.loss_value(pred) + program.alpha * weights.sum()
         return scale * float(value), scale * units * slopes.numpy(force=True)
 
     free = (None, None) if program.fit_intercept else (0.0, 0.0)
@@ -146,7 +146,22 @@ def _solved(program: Program, state: _State) -> _State:
     return state._replace(atoms=state.atoms[:, kept], weights=weights[kept], intercept=intercept, pred=pred)
 
 
-def _images(program: Program, atoms: csc_array) -> Tensor:
-    """Predictions of each atom, shape ``(N, c, m)``."""
-    one = np.ones(1)
-    return torch.stack([program.map.matvec(_coef(program, atoms[:, [k]], one)) for k in range(atoms.shape[1])], dim=-1)
+def _products(program: Program, atoms: csc_array) -> tuple[np.ndarray, Callable[..., Tensor], Callable[..., Tensor]]:
+    """Sizes of the predictions of atoms, predictions of weights of these, and products of values with each atom's.
+
+    Predictions of all atoms are kept where they are no more numbers than the data, or beside data on a disk than there
+    is room for.
+    """
+    linear_map, limit, one = program.map, program.map.memory_limit or np.inf, np.ones(1)
+    images = (linear_map.matvec(_coef(program, atoms[:, [k]], one)) for k in range(atoms.shape[1]))
+    room = linear_map.n_stored if linear_map.in_memory else limit / program.y.element_size()
+    if atoms.shape[1] * program.y.numel() <= room:
+        kept = torch.stack(list(images), dim=-1)
+        sizes = (program.weight @ kept.square().sum(1)).sqrt().numpy(force=True)
+        return sizes, lambda weights: kept @ weights, lambda values: torch.einsum("ic,icm->m", values, kept)
+    adjoint, sizes = atoms.T.tocsr(), np.array([float(program.mean(image.square().sum(1))) for image in images]) ** 0.5
+
+    def correlated(values: Tensor) -> Tensor:
+        return torch.as_tensor(adjoint @ linear_map.rmatvec(values).flatten().numpy(force=True)).to(program.y)
+
+    return sizes, lambda weights: linear_map.matvec(_coef(program, atoms, weights.numpy(force=True))), correlated

@@ -8,6 +8,7 @@ import pytest
 import torch
 from covering import covering
 from solver_cases import BOTH, cvxpy_value, fit, make_program, randn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from convexformer_solvers import (
     ColumnGeneration,
@@ -185,6 +186,28 @@ def test_column_generation_lowers_the_objective_at_every_step():
         primal.append(program.primal(point.coef, point.intercept))
     assert (np.diff(primal) <= 1e-12).all()
     assert primal[-1] < primal[0] - 1e-3
+
+
+class LargestResult(TorchDispatchMode):
+    """Numbers of the largest result of torch within."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if torch.is_tensor(result):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+def test_column_generation_keeps_no_more_numbers_of_samples_than_gradient_steps():
+    program, sizes = sequence_program(n_samples=500, intercept=True), []
+    for name in ("fista", "column_generation"):
+        with LargestResult() as largest:
+            certificate = solve(program, get_solver(name), tol=1e-6).certificate
+        assert certificate.relative_gap <= 1e-6
+        sizes.append(largest.numbers)
+    assert sizes[1] <= sizes[0]
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber", "poisson"])
