@@ -164,7 +164,7 @@ def _check_path(path: Any) -> Path:
 
 
 class _NoEmbeddingsError(ValueError):
-    """Of an entry that is whole, but holds Python objects or numbers unknown to NumPy."""
+    """Of an entry that is whole, but no array, or one of Python objects or of numbers unknown to NumPy."""
 
 
 def _read_entries(
@@ -277,7 +277,7 @@ def _open_npz(file: Path) -> Iterator[Entries]:
 
 def _read_npz(name: str, file: Path) -> NDArray:
     try:
-        return read_arrays(file, [name])[name]
+        array = read_arrays(file, [name])[name]
     except (KeyError, ValueError) as error:
         if str(error).startswith("Object arrays"):
             raise _NoEmbeddingsError(
@@ -287,6 +287,9 @@ def _read_npz(name: str, file: Path) -> NDArray:
         # numpy's advice to trust the pickles of a file is not ours
         reason = "it has no header of NumPy" if "allow_pickle" in str(error) else error
         raise ValueError(f"entry {name!r} of {file} is damaged: {reason}") from error
+    if not isinstance(array, np.ndarray):
+        raise _NoEmbeddingsError(f"entry {name!r} of {file} is no array of NumPy")
+    return array
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import pickle
 import re
 import sys
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -157,6 +158,16 @@ def test_damaged_entries_are_named(tmp_path):
     for options in ({"tokens": "X"}, {}):
         with pytest.raises(ValueError, match=r"entry 'X' of .*X\.npz is damaged"):
             load_embeddings(path, **options)
+
+
+def test_other_files_in_an_archive_are_no_embeddings(tmp_path):
+    path = tmp_path / "X.npz"
+    np.savez(path, X=PADDED)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("readme.txt", "Embeddings of four texts.")
+    np.testing.assert_array_equal(load_embeddings(path).sequences, PADDED)
+    with pytest.raises(ValueError, match=r"entry 'readme\.txt' of .*X\.npz is no array of NumPy"):
+        load_embeddings(path, tokens="readme.txt")
 
 
 @pytest.mark.parametrize("write_file", [np.savez, np.savez_compressed, "parquet"])
