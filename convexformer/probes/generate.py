@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,7 +264,7 @@ def find_weightings(
     .. math:: f_u \, \Omega^\circ \Big( \sum_i p_i \, T_u(X_i) \, \theta_i^\top \Big) > \alpha.
 
     The left side is raised by normalised gradient steps from all starting points at once: of queries itself, inside a
-    ball; of gates with a sigmoid in place of the step, which narrows.
+    ball; of gates with a sigmoid in place of the step, which narrows. The better of each start and its end counts.
 
     Parameters
     ----------
@@ -407,6 +408,17 @@ def _ascend(start: Any, norms: Callable[..., Tensor], limit: Callable[..., Any],
     return ascended(start, norms, limit, np.geomspace(*config.step_lengths, config.n_steps), _TINY)
 
 
+def _best(candidates: Iterable[Tensor], norms: Callable[[Tensor], Tensor]) -> Tensor:
+    """Of each row the candidate with the largest norm, and the first of those that rounding alone tells apart."""
+    best, *others = candidates
+    largest = norms(best)
+    for other in others:
+        found = norms(other)
+        higher = found > largest * (1 + torch.finfo(found.dtype).eps ** 0.5)
+        best, largest = torch.where(higher[:, None], other, best), torch.where(higher, found, largest)
+    return best
+
+
 def _ascended_queries(point: DualPoint, config: Generation, random_state: np.random.RandomState) -> QueryWeights:
     first = _starts(point, config.n_restarts, random_state)
     radius = float(torch.linalg.vector_norm(first, dim=1).max()) if config.radius is None else config.radius
@@ -421,7 +433,8 @@ def _ascended_queries(point: DualPoint, config: Generation, random_state: np.ran
     def limit(directions: Tensor) -> tuple[Tensor]:
         return (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True).clamp(min=1.0),)
 
-    (found,) = _ascend(limit(first / radius), norms, limit, config)
+    start = limit(first / radius)
+    found = _best([*_ascend(start, norms, limit, config), *start], partial(norms, -1))  # steps may be too long
     return QueryWeights(radius * found, temperature)
 
 
@@ -438,12 +451,27 @@ def _ascended_gates(point: DualPoint, config: Generation, random_state: np.rando
     thresholds = (normals * (through - mean)).sum(1, keepdim=True)
     widths = unit * np.geomspace(*config.widths, config.n_steps)
 
+    def sides(planes: Tensor) -> Tensor:
+        return (centred @ planes[:, :-1].mT - unit * planes[:, -1]).mT
+
     def norms(step: int, planes: Tensor) -> Tensor:
-        sides = (centred @ planes[:, :-1].mT - unit * planes[:, -1]).mT
-        return _norms_of(batch, point, torch.sigmoid(sides / widths[step]) * shares)
+        return _norms_of(batch, point, torch.sigmoid(sides(planes) / widths[step]) * shares)
+
+    def gate_norms(planes: Tensor) -> Tensor:
+        return _norms_of(batch, point, (sides(planes) >= 0) * shares)
+
+    def beside(planes: Tensor) -> Iterator[Tensor]:
+        """Planes through tokens, moved half the way to the next token on either side: rounding decides no mask."""
+        distances = (sides(planes) / unit).masked_fill(~batch.mask[:, None], 0.0)
+        for side in (1, -1):
+            ahead = side * distances
+            nearest = ahead.where(ahead > torch.finfo(ahead.dtype).eps ** 0.5, 1.0).amin((0, 2))
+            yield torch.cat([planes[:, :-1], planes[:, -1:] + side * nearest[:, None] / 2], 1)
 
     def limit(planes: Tensor) -> tuple[Tensor]:
         return (planes / torch.linalg.vector_norm(planes[:, :-1], dim=1, keepdim=True),)
 
-    (found,) = _ascend(limit(torch.cat([normals, thresholds / unit], 1)), norms, limit, config)
+    start = limit(torch.cat([normals, thresholds / unit], 1))
+    # The sigmoid may lead away from gates that violate.
+    found = _best([*_ascend(start, norms, limit, config), *beside(*start)], gate_norms)
     return GateWeights(found[:, :-1], unit * found[:, -1] + found[:, :-1] @ mean)

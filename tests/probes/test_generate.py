@@ -6,7 +6,7 @@ import torch
 from probe_cases import ragged_samples
 from sklearn.base import BaseEstimator
 
-from convexformer.nn import QueryWeights, TokenPooler
+from convexformer.nn import GateWeights, QueryWeights, TokenPooler
 from convexformer.preprocessing.checking import check_sequences
 from convexformer.preprocessing.pooling import pooled, query_temperature
 from convexformer.preprocessing.sequences import PoolingConfig
@@ -259,6 +259,13 @@ def test_weightings_of_opposite_correlations_are_not_alike():
     assert generate._most_violating(sums, torch.tensor([3.0, 2.0, 1.0]), Generation(tol=10**30), 3) == []
 
 
+@pytest.fixture
+def ends_alone(monkeypatch):
+    """Starts do not count beside the ends of their ascents."""
+    monkeypatch.setattr(generate, "_best", lambda candidates, norms: candidates[0])
+
+
+@pytest.mark.usefixtures("ends_alone")
 @pytest.mark.parametrize("kind", ["queries", "gates"])
 def test_the_search_starts_at_tokens(kind):
     ascended = {"queries": generate._ascended_queries, "gates": generate._ascended_gates}[kind]
@@ -277,6 +284,7 @@ def test_the_default_temperature_of_queries_is_that_of_their_width():
     assert search(dual_point(), "queries").weights.temperature == query_temperature(4)
 
 
+@pytest.mark.usefixtures("ends_alone")
 @pytest.mark.parametrize("width", [1.0, 1e-9])
 def test_gates_ascend_the_norms_of_sigmoids_whose_width_is_in_units_of_the_spread_of_tokens(monkeypatch, width):
     def noted(start, norms, limit, config):
@@ -313,3 +321,46 @@ def test_norms_of_several_outputs_are_those_of_the_penalty(name, norm):
     found = generate.largest_dual_norms(get_penalty(name), sums)
     largest = torch.linalg.vector_norm(sums, dim=1).amax(1) if norm is None else torch.linalg.matrix_norm(sums, norm)
     torch.testing.assert_close(found, largest)
+
+
+def few_samples(seed, scaled):
+    rng = np.random.default_rng(seed)
+    samples = check_sequences(BaseEstimator(), list(rng.normal(size=(5, 3, 2))), reset=True)
+    values, share = torch.as_tensor(rng.normal(size=(5, 2))), torch.full((5,), 0.2).double()
+    return DualPoint(samples, values - values.mean(0), share, get_penalty("nuclear"), 1e-3, scaled)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("kind", "options"), [("gates", {}), ("queries", {"temperature": 0.02})])
+@pytest.mark.parametrize("seed", [1, 2, 13, 16, 18])
+def test_a_search_finds_no_less_than_where_it_begins(kind, options, seed, scaled):
+    point = few_samples(seed, scaled)
+    stays = search(point, kind, step_lengths=(1e-12, 1e-12), **options)
+    assert search(point, kind, **options).violation >= stays.violation * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gates_of_starts_are_as_good_as_those_on_either_side_of_their_tokens_and_leave_the_tokens(monkeypatch, seed):
+    point, starts = few_samples(seed, scaled=False), []
+
+    def far(start, *rest):
+        starts.append(start[0])
+        return (start[0] + torch.tensor([0.0, 0.0, 1e3]),)  # gates that let no token through
+
+    monkeypatch.setattr(generate, "_ascend", far)
+    part = generate._ascended_gates(point, Generation(), np.random.RandomState(0))
+    tokens = point.samples.padded(slice(0, 5))[0].flatten(0, 1)
+    unit = (tokens - tokens.mean(0)).square().mean().sqrt()
+    through = unit * starts[0][:, -1] + part.directions @ tokens.mean(0)
+    norms = [
+        generate.largest_dual_norms(
+            point.penalty, generate._correlations(GateWeights(part.directions, thresholds), point)[0]
+        )
+        for thresholds in (part.thresholds, through - 1e-9, through + 1e-9)
+    ]
+    torch.testing.assert_close(norms[0], torch.maximum(*norms[1:]))
+    sides = tokens @ part.directions.mT - part.thresholds
+    above, below = sides.where(sides > 0, torch.inf).amin(0), (-sides).where(sides < 0, torch.inf).amin(0)
+    distances = torch.minimum(above, below)
+    assert bool(torch.isclose(torch.maximum(above, below), distances).logical_or(distances >= 0.499 * unit).all())
+    assert distances.min().item() > 1e-6
