@@ -33,6 +33,7 @@ class GenerationStop(Enum):
 
     NONE_FOUND = "no violating weighting in {n_restarts} restarts of each kind, which does not prove that there is none"
     BUDGET = "max_new={max_new} weightings added; there may be more that lower the objective"
+    STOPPED = "stopped by the callback"
     INTERRUPTED = "interrupted from the keyboard"
 
 

@@ -40,7 +40,7 @@ from convexformer.preprocessing import (
 from convexformer.preprocessing.sequences import PoolingConfig
 from convexformer.probes import Generation
 from convexformer.programs.temporary_file import StoredMap, file_tensor
-from convexformer.solvers import DenseMap, Program, SolverInterrupted, certify, get_loss, get_penalty
+from convexformer.solvers import DenseMap, Program, SolverInterrupted, Status, certify, get_loss, get_penalty
 
 SAMPLES = ragged_samples(n_samples=60)
 Y = signal(SAMPLES)
@@ -458,6 +458,21 @@ def test_an_interrupt_during_generation_keeps_the_certified_model():
     assert len(model.weighting_norms_) > 1
     assert model.certificate_.primal >= model.certificate_.dual
     assert model.heads_.objective(model.pool(SAMPLES), Y) == pytest.approx(model.certificate_.primal, abs=1e-12)
+
+
+@pytest.mark.parametrize("n_weightings", [1, 5])
+def test_a_callback_that_stops_a_solve_ends_the_generation(n_weightings, tmp_path):
+    options = {"dictionary": MeanPooling(), "generate": Generation(8, per_round=4), "solver": "fista"}
+    model = regressor(0.003, **options, callback=lambda progress: len(progress.coef) == n_weightings)
+    model.fit(SAMPLES, Y, resume=tmp_path / "fit.npz")
+    assert model.status_ is Status.STOPPED
+    assert model.certificate_.relative_gap > model.tol
+    assert model.generation_.end == "stopped by the callback"
+    assert len(model.weighting_norms_) == n_weightings
+    again = regressor(0.003, **options).fit(SAMPLES, Y, resume=tmp_path / "fit.npz")
+    wanted = regressor(0.003, **options).fit(SAMPLES, Y)
+    assert again.generation_.end == wanted.generation_.end
+    assert again.certificate_.primal == pytest.approx(wanted.certificate_.primal, rel=1e-6)
 
 
 def test_a_round_of_generation_that_fails_leaves_the_model_of_the_fit_before():

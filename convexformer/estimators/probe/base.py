@@ -38,7 +38,7 @@ from convexformer.probes.generate import (
 from convexformer.probes.growth import Growth
 from convexformer.targets import LabelTargets, Targets
 from convexformer.validation import Result, check_flag, check_stream, result_of
-from convexformer_solvers import LinearMap, Path, Program, SolverResult
+from convexformer_solvers import LinearMap, Path, Program, SolverResult, Status
 from convexformer_solvers.io.checkpoint import PathFile
 
 
@@ -168,6 +168,9 @@ class ConvexProbeBase(ConvexAttentionBase):
             super()._fit_problem(problem, like)
         end = GenerationStop.BUDGET
         while left := generation.max_new - sum(found.n_added for found in rounds):
+            if self.status_ is Status.STOPPED:
+                end = GenerationStop.STOPPED
+                break
             n_before, certificate = problem.pooler.n_weightings, self.certificate_
             problem, violation = self._extended(problem, generation, left, stream)
             n_added = problem.pooler.n_weightings - n_before

@@ -69,7 +69,7 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     verbose : bool, default=False
         Whether to show a progress bar with gap and objective.
     callback : callable, default=None
-        Called with a ``Progress`` at each certificate; returning True stops the solve.
+        Called with a ``Progress`` at each certificate; returning True stops the solve and `generate`.
 
     Attributes
     ----------
