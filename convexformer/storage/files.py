@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from convexformer.validation import as_tensor, check_not_empty
+from convexformer_solvers.io.npz import npy_header
 
 # Types of safetensors that are floats or integers of torch.
 DTYPES = {
@@ -189,9 +190,7 @@ def token_shape(shape: tuple[int, ...], place: str) -> tuple[int, ...]:
 def _in_npy(file: BinaryIO, path: str, place: str) -> FileArray:
     """The array whose header begins where the file stands."""
     try:
-        major, _ = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        shape, fortran, dtype = npy_header(file)
     except ValueError as error:
         raise ValueError(f"{place} is damaged or no array of NumPy: {error}") from error
     if dtype.hasobject:

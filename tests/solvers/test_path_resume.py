@@ -29,8 +29,9 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
+from convexformer_solvers.io import npz
 from convexformer_solvers.io.checkpoint import PathFile
-from convexformer_solvers.io.npz import read_archive, replacing, write_archive
+from convexformer_solvers.io.npz import read_archive, read_array, read_arrays, replacing, write_archive
 
 PROGRAM = make_program(gated=True, intercept=True, weighted=True, n=12)
 GRID = alpha_grid(PROGRAM.alpha_max, 5, 0.05)
@@ -496,6 +497,30 @@ class TestRefused:
                     np.testing.assert_array_equal(arrays.get("x", written), written)
         assert len(refusals) > 2 * len(whole)
         assert all(str(file) in refusal for refusal in refusals)
+
+    def test_a_header_of_any_depth_is_refused(self, tmp_path):
+        np.savez(tmp_path / "deep.npz", header=np.array("[" * 100_000))
+        with pytest.raises(ValueError, match=r"deep\.npz is not a saved example, or is damaged: .*too deeply"):
+            read_archive(tmp_path / "deep.npz", "example")
+
+    @pytest.mark.parametrize(
+        ("ending", "length"), [("npz", "2000"), ("npz", "4000"), ("npz", "-300"), ("npy", "4000"), ("npy", "-300")]
+    )
+    def test_arrays_of_another_length_than_their_header_says_are_refused(self, ending, length, tmp_path):
+        file, save, read = tmp_path / "x", *((np.savez, read_arrays) if ending == "npz" else (np.save, read_array))
+        with open(file, "wb") as opened:
+            save(opened, np.arange(3000.0))
+        file.write_bytes(file.read_bytes().replace(b"(3000,)", f"({length},)".encode()))
+        with pytest.raises(ValueError, match=r"which by its header takes|no negative numbers"):
+            read(file)
+
+    def test_compressed_arrays_that_do_not_fit_into_memory_are_refused(self, tmp_path, monkeypatch):
+        file = tmp_path / "x.npz"
+        np.savez_compressed(file, x=np.zeros(1000))
+        np.testing.assert_array_equal(read_arrays(file)["x"], np.zeros(1000))
+        monkeypatch.setattr(npz, "free_memory", lambda device: 8000)
+        with pytest.raises(ValueError, match=r"'x' takes 8\.13e-06 GB, and 8e-06 GB are free"):
+            read_arrays(file)
 
     def test_a_file_that_is_not_there_is_no_damage(self, tmp_path):
         with pytest.raises(FileNotFoundError):

@@ -6,15 +6,19 @@ import errno
 import json
 import os
 import uuid
+import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from convexformer_solvers.distributed.ranks import interrupts_held
+from convexformer_solvers.memory import free_memory
 
 
 def write_archive(
@@ -67,7 +71,7 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
     """Header and arrays that ``write_archive`` wrote; ``ValueError`` if the file is damaged or of other content."""
     try:
         arrays = read_arrays(path)
-        header = json.loads(str(arrays.pop("header", "null")))
+        header = parsed(str(arrays.pop("header", "null")))
     except ValueError as error:
         # numpy's advice to trust the pickles of a file is not ours
         reason = "it holds no plain arrays" if "allow_pickle" in str(error) else error
@@ -79,12 +83,54 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
     return header, arrays
 
 
+def parsed(text: str | bytes) -> Any:
+    """What a text in JSON says; ``ValueError`` if it is none, or is nested deeper than Python reads."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+
+
 def read_arrays(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, NDArray]:
     """Plain arrays of an ``.npz`` file, by default all; ``ValueError`` where it is damaged or of another kind."""
     with _loaded(path) as loaded:
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array")
-        return {name: loaded[name] for name in loaded.files if names is None or name in names}
+        return {name: _whole(loaded, name) for name in loaded.files if names is None or name in names}
+
+
+def _whole(archive: Any, name: str) -> NDArray:
+    """An entry that ends with its array: only at the end of an entry does zipfile compare the checksum."""
+    entry = archive.zip.getinfo(f"{name}.npy" if f"{name}.npy" in archive.zip.namelist() else name)
+    free = free_memory(torch.device("cpu"))
+    if entry.compress_type != zipfile.ZIP_STORED and free is not None and entry.file_size > free:
+        raise ValueError(f"{name!r} takes {entry.file_size / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free")
+    with archive.zip.open(entry) as file:
+        _check_size(file, entry.file_size, is_exact=True)
+    return archive[name]
+
+
+def _check_size(file: IO[bytes], actual: int, *, is_exact: bool) -> None:
+    """Raise ``ValueError`` unless an array that begins here has as many bytes as it should, or at least so many."""
+    begins = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
+    file.seek(0)
+    if not begins:
+        return
+    shape, _, dtype = npy_header(file)
+    size = file.tell() + prod(shape) * dtype.itemsize
+    if not dtype.hasobject and (actual < size or (is_exact and actual > size)):
+        raise ValueError(f"Failed to read an array, which by its header takes {size} bytes: there are {actual}")
+    file.seek(0)
+
+
+def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether in Fortran order, and type of an array of NumPy that begins where the file stands."""
+    major, _ = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"its shape must have no negative numbers, got {shape}")
+    return shape, is_fortran, dtype
 
 
 def read_array(path: str | os.PathLike[str]) -> NDArray:
@@ -100,6 +146,7 @@ def _loaded(path: str | os.PathLike[str]) -> Iterator[Any]:
     """What numpy finds in a file; its errors about what the file holds become ``ValueError``."""
     with open(path, "rb") as raw:  # numpy leaves a damaged file open
         try:
+            _check_size(raw, os.fstat(raw.fileno()).st_size, is_exact=False)  # before numpy asks for the memory
             yield np.load(raw, allow_pickle=False)
         except OSError as error:
             # A damaged offset is invalid; what looks like damaged data of bzip2 has no number.
