@@ -162,6 +162,8 @@ def load_model(path: str | Path) -> TokenEstimator:
         model._restore_state(header, arrays)
     except KeyError as error:
         raise ValueError(f"{path} is no complete model of save_model: it lacks {error}") from error
+    except Exception as error:  # what reads parts of a fit does not check each of them
+        raise ValueError(f"{path} holds no model that can be loaded: {error}") from error
     return model
 
 

@@ -362,6 +362,30 @@ def test_a_header_that_does_not_read_is_named(name, value, message, tmp_path):
         load_model(file)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": None},
+        {"shape": [3, 4]},
+        {"certificate": [1.0, "x", 2.0]},
+        {"loss": {"name": {}}},
+        {"penalty": 3},
+        {"parameters": None},
+        {"coef": np.array("a")},
+        {"coef": np.ones(3)},
+        {"coef": np.full((4, 2, 1), np.nan)},
+    ],
+)
+def test_whatever_does_not_read_the_file_is_named(change, tmp_path):
+    file = tmp_path / "x.npz"
+    save_model(ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0]), file)
+    header, arrays = read_archive(file, "convexformer model")
+    parts = [{name: change.get(name, value) for name, value in part.items()} for part in (header, arrays)]
+    write_archive(file, "convexformer model", *parts)
+    with pytest.raises(ValueError, match=r"x\.npz holds no model that can be loaded: "):
+        load_model(file)
+
+
 def test_a_status_of_a_layer_that_does_not_read_is_named(tmp_path):
     file = tmp_path / "x.npz"
     save_model(GreedyConvexTransformerRegressor(0.05, n_gates=3, random_state=0).fit(X3, X3[:, 0, 0]), file)
