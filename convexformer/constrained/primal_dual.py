@@ -9,9 +9,9 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, fields
+from io import BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -490,7 +490,14 @@ class PrimalDual:
         if path is not None and not path.parent.is_dir():
             raise FileNotFoundError(f"checkpoint must be in a folder that exists, got {str(path)!r}")
         if path is not None and path.exists():
-            self.load_state_dict(_read_state(path))
+            before = self.state_dict()
+            try:
+                self.load_state_dict(_read_state(path))
+            except OSError:
+                raise
+            except Exception as error:  # of entries that are not there, or are of another model
+                self.load_state_dict(before)
+                raise ValueError(f"checkpoint={str(path)!r} cannot be continued: {error}") from error
         elif self._snapshot is not None:
             self.load_state_dict(self._snapshot)
         self._snapshot = self.state_dict()
@@ -518,9 +525,20 @@ class PrimalDual:
 def _read_state(path: Path) -> dict[str, Any]:
     """The state of a checkpoint."""
     state: Any = None
-    if zipfile.is_zipfile(path):  # of other files torch says what is wrong with a pickle
-        with suppress(RuntimeError, UnpicklingError):
-            state = torch.load(path, weights_only=True, map_location="cpu")
+    with open(path, "rb") as file, suppress(Exception):  # zipfile and torch do not check what they read
+        state = torch.load(_checked(file), weights_only=True, map_location="cpu")
     if not isinstance(state, dict) or "options" not in state:
-        raise ValueError(f"checkpoint must be a file that fit wrote, and {str(path)!r} is none; give another name")
+        raise ValueError("it is no file that fit wrote, or is damaged; give another name")
     return state
+
+
+def _checked(file: BinaryIO) -> BytesIO:
+    """A copy of an archive, whose checksums zipfile compares and torch does not."""
+    copied = BytesIO()
+    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(copied, "w") as checked:
+        for entry in archive.infolist():
+            if entry.compress_type != zipfile.ZIP_STORED:  # which torch does not write, and may be far larger
+                raise ValueError(f"{entry.filename} is compressed")
+            checked.writestr(entry.filename, archive.read(entry))
+    copied.seek(0)
+    return copied

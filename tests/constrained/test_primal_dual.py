@@ -691,17 +691,61 @@ def test_a_checkpoint_of_other_options_is_refused(tmp_path):
         trainer_of(alpha=0.2).fit(samples(), n_epochs=2, checkpoint=tmp_path / "state.pt")
 
 
-@pytest.mark.parametrize("damage", ["text", "archive", "other state"])
+@pytest.mark.parametrize("damage", ["text", "archive", "other state", "nothing"])
 def test_a_file_that_is_no_checkpoint_is_named(damage, tmp_path):
     path = tmp_path / "state.pt"
     write = {
         "text": lambda: path.write_text("hello"),
         "archive": lambda: zipfile.ZipFile(path, "w").close(),
         "other state": lambda: torch.save(Layers().state_dict(), path),
+        "nothing": lambda: path.write_bytes(b""),
     }
     write[damage]()
-    with pytest.raises(ValueError, match=r"checkpoint must be a file that fit wrote, .*state\.pt' is none"):
+    with pytest.raises(ValueError, match=r"checkpoint='.*state\.pt' cannot be continued: it is no file that fit wrote"):
         trainer_of().fit(samples(), n_epochs=1, checkpoint=path)
+
+
+def test_whatever_byte_of_a_checkpoint_is_damaged_the_file_is_named(tmp_path):
+    path = tmp_path / "state.pt"
+    trainer_of().fit(samples(), n_epochs=1, checkpoint=path)
+    whole, stored, refusals = path.read_bytes(), trainer_of(), []
+    stored.fit(samples(), n_epochs=1, checkpoint=path)
+    for place in range(0, len(whole), 17):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        trainer = trainer_of()
+        first = trainer.state_dict()
+        try:
+            trainer.fit(samples(), n_epochs=1, checkpoint=path)
+        except ValueError as error:
+            refusals.append(str(error))
+            assert same(trainer.state_dict(), first)
+        else:  # dates and the like do not matter
+            assert same(comparable(trainer), comparable(stored))
+    assert len(refusals) > len(whole) / 17 / 2
+    assert all(f"checkpoint={str(path)!r} cannot be continued" in refusal for refusal in refusals)
+
+
+def test_a_compressed_checkpoint_is_refused(tmp_path):
+    path, other = tmp_path / "state.pt", tmp_path / "other.pt"
+    trainer_of().fit(samples(), n_epochs=1, checkpoint=path)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as compressed:
+        for name in archive.namelist():
+            compressed.writestr(name, archive.read(name))
+    with pytest.raises(ValueError, match=r"other\.pt' cannot be continued: it is no file that fit wrote"):
+        trainer_of().fit(samples(), n_epochs=1, checkpoint=other)
+
+
+def test_a_checkpoint_of_another_model_leaves_the_trainer_as_it_was(tmp_path):
+    path = tmp_path / "state.pt"
+    trainer_of().fit(samples(), n_epochs=1, checkpoint=path)
+    state = torch.load(path)
+    state["model"] = {name: values[..., :1] for name, values in state["model"].items()}
+    torch.save(state, path)
+    trainer = trainer_of()
+    first = trainer.state_dict()
+    with pytest.raises(ValueError, match=r"state\.pt' cannot be continued: Error.*\s+size mismatch"):
+        trainer.fit(samples(), n_epochs=2, checkpoint=path)
+    assert same(trainer.state_dict(), first)
 
 
 def test_a_checkpoint_in_a_folder_that_is_not_there_is_named_before_training(tmp_path):
