@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.validation import as_tensor, check_not_empty
-from convexformer_solvers.io.npz import npy_header
+from convexformer.validation import as_tensor, check_not_empty, is_integer
+from convexformer_solvers.io.npz import npy_header, parsed
 
 # Types of safetensors that are floats or integers of torch.
 DTYPES = {
@@ -235,18 +235,29 @@ def read_header(path: str | os.PathLike[str], place: str) -> tuple[dict[str, Any
                 f"are {actual}"
             )
         try:
-            return dict(json.loads(file.read(length))), 8 + length
-        except ValueError as error:
+            return dict(parsed(file.read(length))), 8 + length
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{place} is damaged or no file of safetensors: {error}") from error
+
+
+def extent(entry: Mapping[str, Any], place: str) -> tuple[tuple[int, ...], int, int]:
+    """Shape, begin and end of an array by its entry in a header of safetensors."""
+    shape, offsets, dtype = entry["shape"], entry["data_offsets"], DTYPES.get(entry["dtype"])
+    if all(is_integer(number, 0) for number in (*shape, *offsets)) and len(offsets) == 2:
+        begin, end = offsets
+        if end - begin == (prod(shape) * dtype.itemsize if dtype else max(0, end - begin)):
+            return tuple(shape), begin, end
+    raise ValueError(f"{place} is damaged: its header has {entry!r:.200}")
 
 
 def stored(path: str, header: Mapping[str, Any], begin: int, name: str, place: str) -> FileArray:
     """An array by its entry in the header of a file of safetensors."""
     entry = header[name]
-    if entry["dtype"] not in DTYPES:
-        raise ValueError(f"array {name!r} of {place} must hold {NUMBERS}, got {entry['dtype']}")
-    offset = begin + entry["data_offsets"][0]
-    return FileArray(path, place, offset, tuple(entry["shape"]), DTYPES[entry["dtype"]])
+    with checked(place):
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"array {name!r} of {place} must hold {NUMBERS}, got {entry['dtype']}")
+        shape, first, _ = extent(entry, place)
+        return FileArray(path, place, begin + first, shape, DTYPES[entry["dtype"]])
 
 
 def bytes_of(values: Tensor) -> memoryview:

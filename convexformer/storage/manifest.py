@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from convexformer_solvers.io.npz import parsed
 
 from .files import FileArray, checked, choose, read_header, stored
 
@@ -54,7 +55,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
             f"{os.fspath(folder)!r} has no {MANIFEST}; if its writing was stopped, the same call goes on and writes it"
         )
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = parsed(path.read_bytes())
         kind, version = manifest["format"], manifest["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{os.fspath(path)!r} is damaged or no manifest of shards: {error!r}") from error
@@ -64,6 +65,9 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         for name, kind in _ENTRIES.items():
             if not isinstance(manifest[name], kind):
                 raise TypeError(f"{name} must be a {kind.__name__}, got {manifest[name]!r}")
+        n_rows = sum(shard["rows"] for shard in manifest["shards"])
+        if n_rows != manifest["n_samples"]:
+            raise LookupError(f"it lists shards of {n_rows} samples, and n_samples is {manifest['n_samples']}")
     return manifest
 
 
@@ -78,16 +82,17 @@ def shard_arrays(folder: str | os.PathLike[str], name: str | None, place: str) -
             path, where = os.path.join(folder, shard["name"]), f"shard {shard['name']!r} of {place}"
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"{where} is missing, though {MANIFEST} lists it")
-            header, begin = read_header(path, where)
-            entry = header.get(name, {"dtype": "nothing", "shape": [0]})
-            actual = {"dtype": entry["dtype"], "shape": entry["shape"][1:]}
-            if (actual, entry["shape"][0]) != (wanted, shard["rows"]):
-                raise ValueError(
-                    f"{where} does not match {MANIFEST}: array {name!r} must have {shard['rows']} rows of shape "
-                    f"{wanted['shape']} in {wanted['dtype']}, got {entry['shape'][0]} of {actual['shape']} in "
-                    f"{actual['dtype']}"
-                )
-            found.append(stored(path, header, begin, name, where))
+            with checked(where):
+                header, begin = read_header(path, where)
+                entry = header.get(name, {"dtype": "nothing", "shape": [0]})
+                actual = {"dtype": entry["dtype"], "shape": entry["shape"][1:]}
+                if (actual, entry["shape"][0]) != (wanted, shard["rows"]):
+                    raise ValueError(
+                        f"{where} does not match {MANIFEST}: array {name!r} must have {shard['rows']} rows of shape "
+                        f"{wanted['shape']} in {wanted['dtype']}, got {entry['shape'][0]} of {actual['shape']} in "
+                        f"{actual['dtype']}"
+                    )
+                found.append(stored(path, header, begin, name, where))
         return found
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from convexformer.validation import as_tensor, is_integer
-from convexformer_solvers.io.npz import replacing
+from convexformer_solvers.io.npz import parsed, replacing
 from convexformer_solvers.validation import check_counts
 
-from .files import RESERVED, checked, encode_header, layout, read_header, torch_dtype
+from .files import RESERVED, checked, encode_header, extent, layout, read_header, torch_dtype
 from .manifest import FORMAT, MANIFEST, VERSION
 
 
@@ -196,16 +196,17 @@ class ShardWriter:
         except ValueError:
             return None
         try:
-            note = json.loads(header.pop(RESERVED)["convexformer"])
-        except (KeyError, ValueError):
-            note = {}
-        if note.get("run") != self._run:
+            note = parsed(header.pop(RESERVED)["convexformer"])
+            is_of_run = note["run"] == self._run
+        except (KeyError, TypeError, ValueError):
+            is_of_run = False
+        if not is_of_run:
             raise ValueError(
                 f"folder={os.fspath(self.folder)!r} has a shard {path.name!r} that was written with other data or "
                 "settings; give another folder, or delete this one"
             )
         with checked(self.describe(shard)):
-            n_bytes = begin + max(entry["data_offsets"][1] for entry in header.values())
+            n_bytes = begin + max(extent(entry, self.describe(shard))[2] for entry in header.values())
             if path.stat().st_size != n_bytes:
                 return None
             rows = self.rows(shard)

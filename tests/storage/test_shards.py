@@ -345,6 +345,46 @@ def test_shards_and_manifests_that_lack_an_entry_are_refused(written):
         open_source(written)
 
 
+def with_header(path, change):
+    """A file of safetensors whose header is changed, and whose numbers stay."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_offsets": [24, 96]},
+        {"data_offsets": [-1, 95]},
+        {"data_offsets": [0.5, 96.5]},
+        {"shape": {}},
+        {"shape": 4},
+    ],
+    ids=str,
+)
+def test_a_shard_whose_header_does_not_read_is_named(change, written):
+    with_header(written / "part-00001.safetensors", lambda header: header["X"].update(change))
+    with pytest.raises(ValueError, match=r"shard 'part-00001.safetensors' of X=.* is damaged"):
+        open_source(written)
+
+
+@pytest.mark.parametrize("note", [3, {"convexformer": 3}, {"convexformer": "[]"}, {"convexformer": "[" * 100_000}])
+def test_a_shard_whose_note_does_not_read_is_of_another_run(note, written):
+    with_header(written / "part-00001.safetensors", lambda header: header.update(__metadata__=note))
+    with pytest.raises(ValueError, match=r"has a shard 'part-00001.safetensors' that was written with other data"):
+        write_shards(written, compute, N, shard_rows=ROWS, info={"encoder": "none"})
+
+
+def test_a_manifest_that_lists_too_few_shards_is_named(written):
+    rewrite(written, lambda manifest: manifest["shards"].pop(1))
+    with pytest.raises(ValueError, match=r"manifest.json' is damaged: .*shards of 19 samples, and n_samples is 23"):
+        open_source(written)
+
+
 @pytest.mark.parametrize("name", ["n_samples", "arrays", "default", "info", "shards"])
 def test_a_manifest_without_an_entry_is_named(name, written):
     rewrite(written, lambda manifest: manifest.update({name: None}))
@@ -362,9 +402,10 @@ def test_damaged_manifests_are_named(written, tmp_path):
     rewrite(written, lambda manifest: manifest.update(version=9))
     with pytest.raises(ValueError, match="must be of 'convexformer shards' version 1, got 'convexformer shards' 9"):
         open_source(written)
-    (written / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"manifest.json' is damaged or no manifest of shards"):
-        open_source(written)
+    for text in ("{", "[" * 100_000):
+        (written / "manifest.json").write_text(text)
+        with pytest.raises(ValueError, match=r"manifest.json' is damaged or no manifest of shards"):
+            open_source(written)
     (written / "manifest.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no manifest.json; if its writing was stopped"):
         read_manifest(written)
