@@ -273,7 +273,9 @@ def _why_unreadable(path: Path, reason: str, names: tuple[str, ...] | None) -> s
     """Why a file of arrays cannot be read, and what to do, without numpy's advice to trust its pickles."""
     if "allow_pickle" not in reason:
         return f"{path} is not an .npz file of plain arrays: {reason}"
-    if not zipfile.is_zipfile(path):
+    with open(path, "rb") as file:
+        is_archive = file.read(2) == b"PK"  # numpy, too, goes by the first bytes
+    if not is_archive:
         name = path.with_suffix(".npz").name  # numpy would append it to any other
         return f"{path} is not an .npz file of plain arrays; np.savez({name!r}, X=X, y=y) makes one"
     objects = _arrays_of_objects(path, names)

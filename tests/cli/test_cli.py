@@ -456,6 +456,8 @@ def test_a_model_takes_the_place_of_no_input(inputs, model, regression_file, tmp
         (["cut.npz", "--probe", "--memory-limit", "100000"], "cut.npz is not .*: BadZipFile"),
         (["spoilt.npz", "--memory-limit", "100000"], "spoilt.npz is not .*: BadZipFile: Bad CRC-32 for file 'y.npy'"),
         (["objects.npz", "--memory-limit", "100000"], r"objects.npz: the arrays \['y'\] hold objects"),
+        (["begin.npz", "--memory-limit", "100000"], "begin.npz is not an .npz file of plain arrays; np.savez"),
+        (["lacking.safetensors"], "'.*lacking.safetensors' is damaged: KeyError: 'dtype'"),
     ],
 )
 def test_damaged_data_that_are_read_in_parts_are_named(arguments, message, tmp_path, capsys, monkeypatch):
@@ -467,6 +469,9 @@ def test_damaged_data_that_are_read_in_parts_are_named(arguments, message, tmp_p
     np.save("objects.npy", y.astype(object))
     archive, array = Path("whole.npz").read_bytes(), Path("whole.npy").read_bytes()
     Path("archive.npy").write_bytes(archive)
+    Path("begin.npz").write_bytes(b"XX" + archive[2:])
+    tensors = pytest.importorskip("safetensors.numpy").save({"X": X, "y": y})
+    Path("lacking.safetensors").write_bytes(tensors.replace(b"dtype", b"dtyqe"))
     Path("spoilt.npz").write_bytes(archive.replace(y.tobytes(), y[::-1].tobytes()))
     for name, content in (("npz", archive), ("npy", array)):
         Path(f"empty.{name}").write_bytes(b"")
