@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 import convexformer
 from convexformer import plot
 from convexformer.experiments.settings import ExperimentSettings
-from convexformer_solvers.io.npz import replacing
+from convexformer_solvers.io.npz import parsed, replacing
 from convexformer_solvers.validation import check_counts
 
 Column = tuple[str, str, Callable[[dict[str, Any]], str]]
@@ -129,12 +129,8 @@ def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs
     """
     if not path.exists():
         return fresh
-    try:
-        found = json.loads(path.read_text())
-        before = {**found["settings"], **found["data"]}
-        results = {name: found[name] for name in kept}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a report of this experiment ({error!r}); choose another folder") from error
+    found = _read_report(path, kept)
+    before, results = {**found["settings"], **found["data"]}, {name: found[name] for name in kept}
     for name, value in {**fresh["settings"], **fresh["data"]}.items():
         if before.get(name) != value:
             raise ValueError(
@@ -142,6 +138,20 @@ def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs
                 "or delete that file"
             )
     return fresh | results
+
+
+def _read_report(path: Path, kept: Sequence[str]) -> dict[str, Any]:
+    """A report with settings, data and lists of rows of those names; ``ValueError`` if the file holds another thing."""
+    try:
+        found = parsed(path.read_bytes())
+        for name in kept:
+            if not (isinstance(found[name], list) and all(isinstance(row, dict) for row in found[name])):
+                raise TypeError(f"{name} must be a list of dicts, got {found[name]!r:.200}")
+        if not (isinstance(found["settings"], dict) and isinstance(found["data"], dict)):
+            raise TypeError("settings and data must be dicts")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a report of this experiment ({error!r}); choose another folder") from error
+    return found
 
 
 class Unit(NamedTuple):
@@ -246,13 +256,18 @@ def finished_seeds(path: str | os.PathLike[str]) -> list[int]:
     -------
     list of int
 
+    Raises
+    ------
+    ValueError
+        If the file is no report.
+
     Examples
     --------
     >>> finished_seeds("convexformer-student-teacher/not_there.json")
     []
     """
     path = Path(path)
-    return [run["seed"] for run in json.loads(path.read_text())["runs"]] if path.exists() else []
+    return [run["seed"] for run in _read_report(path, ["runs"])["runs"]] if path.exists() else []
 
 
 def versions() -> dict[str, str]:

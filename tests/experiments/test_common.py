@@ -71,6 +71,14 @@ def test_reports_of_other_settings_or_data_or_other_files_are_refused(path):
             begin_report(path, fresh())
 
 
+@pytest.mark.parametrize("runs", [3, {"seed": 0}, [3], "deep"])
+def test_a_report_without_rows_is_named(runs, path):
+    path.write_text("[" * 100_000 if runs == "deep" else json.dumps(fresh() | {"runs": runs}))
+    for read in (lambda: begin_report(path, fresh()), lambda: finished_seeds(path)):
+        with pytest.raises(ValueError, match=r"report\.json is not a report of this experiment"):
+            read()
+
+
 def test_a_report_that_cannot_be_written_leaves_the_old_one(path):
     write_json(path, {"value": 1.0})
     with pytest.raises(ValueError, match="JSON"):
