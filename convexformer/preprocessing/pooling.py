@@ -141,7 +141,8 @@ def pooled_chunks(
     pooler: TokenPooler, samples: TokenSequences, weights: bool = False
 ) -> Iterator[tuple[slice, Tensor]]:
     """Pooled tokens ``(B, h, d)``, or weights ``(B, h, n)``, of a few samples at a time, and which samples they are."""
-    pooler = copied_to(pooler, samples.device)
+    if any(part.device != samples.device for part in (*pooler.parameters(), *pooler.buffers())):
+        pooler = copied_to(pooler, samples.device)
     for rows, tokens, mask in samples.chunks(pooler.n_weightings):
         with torch.no_grad():
             part = pooler.joined(*pooler.prepared(tokens, mask)) if weights else pooler(tokens, mask)
