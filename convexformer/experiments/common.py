@@ -129,7 +129,7 @@ def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs
     """
     if not path.exists():
         return fresh
-    found = _read_report(path, kept)
+    found = _read_report(path, kept, ("settings", "data"))
     before, results = {**found["settings"], **found["data"]}, {name: found[name] for name in kept}
     for name, value in {**fresh["settings"], **fresh["data"]}.items():
         if before.get(name) != value:
@@ -140,15 +140,16 @@ def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs
     return fresh | results
 
 
-def _read_report(path: Path, kept: Sequence[str]) -> dict[str, Any]:
-    """A report with settings, data and lists of rows of those names; ``ValueError`` if the file holds another thing."""
+def _read_report(path: Path, rows: Sequence[str], dicts: Sequence[str] = ()) -> dict[str, Any]:
+    """A report with lists of rows, and dicts, of those names; ``ValueError`` if the file holds another thing."""
     try:
         found = parsed(path.read_bytes())
-        for name in kept:
+        for name in rows:
             if not (isinstance(found[name], list) and all(isinstance(row, dict) for row in found[name])):
                 raise TypeError(f"{name} must be a list of dicts, got {found[name]!r:.200}")
-        if not (isinstance(found["settings"], dict) and isinstance(found["data"], dict)):
-            raise TypeError("settings and data must be dicts")
+        for name in dicts:
+            if not isinstance(found[name], dict):
+                raise TypeError(f"{name} must be a dict, got {found[name]!r:.200}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a report of this experiment ({error!r}); choose another folder") from error
     return found
