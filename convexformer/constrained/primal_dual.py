@@ -490,11 +490,9 @@ class PrimalDual:
         if path is not None and not path.parent.is_dir():
             raise FileNotFoundError(f"checkpoint must be in a folder that exists, got {str(path)!r}")
         if path is not None and path.exists():
-            before = self.state_dict()
+            state, before = _read_state(path), self.state_dict()
             try:
-                self.load_state_dict(_read_state(path))
-            except OSError:
-                raise
+                self.load_state_dict(state)
             except Exception as error:  # of entries that are not there, or are of another model
                 self.load_state_dict(before)
                 raise ValueError(f"checkpoint={str(path)!r} cannot be continued: {error}") from error
@@ -528,7 +526,9 @@ def _read_state(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file, suppress(Exception):  # zipfile and torch do not check what they read
         state = torch.load(_checked(file), weights_only=True, map_location="cpu")
     if not isinstance(state, dict) or "options" not in state:
-        raise ValueError("it is no file that fit wrote, or is damaged; give another name")
+        raise ValueError(
+            f"checkpoint must be a file that fit wrote, and {str(path)!r} is none, or is damaged; give another name"
+        )
     return state
 
 

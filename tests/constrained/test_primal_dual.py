@@ -701,7 +701,7 @@ def test_a_file_that_is_no_checkpoint_is_named(damage, tmp_path):
         "nothing": lambda: path.write_bytes(b""),
     }
     write[damage]()
-    with pytest.raises(ValueError, match=r"checkpoint='.*state\.pt' cannot be continued: it is no file that fit wrote"):
+    with pytest.raises(ValueError, match=r"checkpoint must be a file that fit wrote, .*state\.pt' is none"):
         trainer_of().fit(samples(), n_epochs=1, checkpoint=path)
 
 
@@ -722,7 +722,7 @@ def test_whatever_byte_of_a_checkpoint_is_damaged_the_file_is_named(tmp_path):
         else:  # dates and the like do not matter
             assert same(comparable(trainer), comparable(stored))
     assert len(refusals) > len(whole) / 17 / 2
-    assert all(f"checkpoint={str(path)!r} cannot be continued" in refusal for refusal in refusals)
+    assert all(refusal.startswith("checkpoint") and repr(str(path)) in refusal for refusal in refusals)
 
 
 def test_a_compressed_checkpoint_is_refused(tmp_path):
@@ -731,7 +731,7 @@ def test_a_compressed_checkpoint_is_refused(tmp_path):
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(other, "w", zipfile.ZIP_DEFLATED) as compressed:
         for name in archive.namelist():
             compressed.writestr(name, archive.read(name))
-    with pytest.raises(ValueError, match=r"other\.pt' cannot be continued: it is no file that fit wrote"):
+    with pytest.raises(ValueError, match=r"checkpoint must be a file that fit wrote, .*other\.pt' is none"):
         trainer_of().fit(samples(), n_epochs=1, checkpoint=other)
 
 
