@@ -25,7 +25,8 @@ train, test = slice(0, 400), slice(400, None)
 
 # %%
 # One probe for each layer and property, all with the same ``alpha``. The bound of a certificate is below the objective
-# of every probe on that layer. Where it is above the objective at another layer, that layer is proven to fit better.
+# of every probe with that dictionary on that layer. Where it is above the objective at another layer, that layer is
+# proven to fit better.
 layers = [0, 1, 3, 5]
 scores = {name: {} for name in properties}
 certificates = {name: {} for name in properties}
@@ -50,8 +51,10 @@ figure, axes = plt.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
 for name in properties:
     accuracy = np.array(list(scores[name].values()))
     axes[0].errorbar(layers, accuracy, np.sqrt(accuracy * (1 - accuracy) / 200), marker="o", capsize=3, label=name)
-    axes[1].plot(layers, [certificate.primal for certificate in certificates[name].values()], marker="o", label=name)
+    objective, bound = zip(*((one.primal, one.dual) for one in certificates[name].values()), strict=True)
+    axes[1].plot(layers, objective, marker="o", label=name)
+    axes[1].fill_between(layers, bound, objective, alpha=0.4)
 axes[0].set(xlabel="layer", ylabel="accuracy on unseen sentences")
-axes[1].set(xlabel="layer", ylabel="training objective, certified to 0.1 %")
+axes[1].set(xlabel="layer", ylabel="training objective, shaded down to its bound")
 axes[0].legend()
 plt.show()
