@@ -61,8 +61,6 @@ def first_run(base: nn.Module, n_layers: int, inputs: dict[str, Any]) -> tuple[A
     of their shape. Names tell too little: what is called ``layer_norm`` comes after the layers in some models, before
     them in others.
     """
-    if torch.compiler.is_exporting():
-        raise ValueError("the network must have run once before it is exported: call it on any batch")
     stacks = [part for part in base.modules() if isinstance(part, nn.ModuleList) and len(part) == n_layers]
     inside = {part for stack in stacks for part in stack.modules()}
     outside = {name: part for name, part in base.named_modules() if inside.isdisjoint(part.modules())}
@@ -75,11 +73,7 @@ def first_run(base: nn.Module, n_layers: int, inputs: dict[str, Any]) -> tuple[A
 
     def note_norm(name: str, _module: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal norm
-        if (
-            norm is not None
-            or states is None
-            or not (inputs and torch.is_tensor(inputs[0]) and torch.is_tensor(output))
-        ):
+        if norm is not None or states is None or not (inputs and all(map(torch.is_tensor, (inputs[0], output)))):
             return
         if inputs[0].data_ptr() == states.data_ptr() and output.shape == states.shape:
             norm = name

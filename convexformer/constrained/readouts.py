@@ -220,7 +220,7 @@ class LayerReadouts(nn.Module):
         """
         states = self._states(inputs, embedding_noise, generator)
         read = self._reader(states[0], inputs)
-        return torch.stack([read(state) for state in states])
+        return torch.stack([read(state, layer) for layer, state in enumerate(states)])
 
     def forward(
         self, *, embedding_noise: float = 0.0, generator: torch.Generator | None = None, **inputs: Any
@@ -237,7 +237,7 @@ class LayerReadouts(nn.Module):
         Tensor of shape (N, n_outputs), or (N, n_patches, n_outputs) for ``"reconstruction"``
         """
         last = self._states(inputs, embedding_noise, generator)[-1]
-        return self._reader(last, inputs)(last)
+        return self._reader(last, inputs)(last, self.n_layers - 1)
 
     def layer_losses(
         self,
@@ -299,18 +299,18 @@ class LayerReadouts(nn.Module):
         if attention_mask is not None:
             inputs["attention_mask"] = attention_mask
         losses = []
-        for state in self._states(inputs, embedding_noise, generator):
+        for layer, state in enumerate(self._states(inputs, embedding_noise, generator)):
             chunks = state[:, :-1][followed].split(chunk_size)
-            parts = [self._token_losses(*pair) for pair in zip(chunks, targets, strict=True)]
+            parts = [self._token_losses(*pair, layer) for pair in zip(chunks, targets, strict=True)]
             by_token = torch.cat(parts)
             losses.append(by_token.new_zeros(followed.shape).masked_scatter(followed, by_token).sum(1) / counts)
         return torch.stack(losses)
 
-    def _token_losses(self, states: Tensor, targets: Tensor) -> Tensor:
+    def _token_losses(self, states: Tensor, targets: Tensor, layer: int) -> Tensor:
         """Cross-entropy of each of some tokens, whose logits are not kept for the backward pass."""
 
         def losses(states: Tensor) -> Tensor:
-            logits = self._logits(states)
+            logits = self._logits(states, layer)
             wide = torch.promote_types(logits.dtype, torch.float32)
             return F.cross_entropy(logits.to(wide), targets, reduction="none")
 
@@ -318,31 +318,39 @@ class LayerReadouts(nn.Module):
             return losses(states)
         return checkpoint(losses, states, use_reentrant=False, preserve_rng_state=False)
 
-    def _reader(self, state: Tensor, inputs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    def _reader(self, state: Tensor, inputs: dict[str, Any]) -> Callable[[Tensor, int], Tensor]:
         """Function that reads the states of a layer, and are all of one shape."""
         if self.readout == "reconstruction":
             n_patches = self._count_patches(state, inputs)
-            return lambda state: self._head(state[:, -n_patches:])
+            return lambda state, layer: self._head(self._normed(state[:, -n_patches:], layer))
         present = check_attention_mask(inputs.get("attention_mask"), tuple(state.shape))
         if self.readout == "first":
             if present is not None and not bool(present[:, 0].all()):
                 raise ValueError("attention_mask must be 1 at the first token, which is read: pad on the right")
-            return lambda state: self._head(state[:, 0])
+            return lambda state, layer: self._head(self._normed(state[:, 0], layer))
         if self.readout == "vocabulary":
             places = torch.arange(state.shape[1], device=state.device)
             last = places[-1:] if present is None else (places * present).argmax(1)
             rows = torch.arange(len(state), device=state.device)
-            return lambda state: self._logits(state[rows, last])
+            return lambda state, layer: self._logits(state[rows, last], layer)
         if present is None:
-            return lambda state: self._head(state.mean(1))
+            return lambda state, layer: self._head(self._normed(state, layer).mean(1))
         weight = (present / present.sum(1, keepdim=True)).to(state.dtype)[:, None]
-        return lambda state: self._head((weight @ state)[:, 0])
+        return lambda state, layer: self._head((weight @ self._normed(state, layer))[:, 0])
 
     def _head(self, pooled: Tensor) -> Tensor:
         return self.head(pooled)  # type: ignore[misc]
 
-    def _logits(self, states: Tensor) -> Tensor:
-        return self.model.get_output_embeddings()(states)  # type: ignore[operator]
+    def _logits(self, states: Tensor, layer: int) -> Tensor:
+        return self.model.get_output_embeddings()(self._normed(states, layer))  # type: ignore[operator]
+
+    def _normed(self, state: Tensor, layer: int) -> Tensor:
+        """States of a layer as the network's last normalisation leaves them, which those of the last layer have had."""
+        if layer == self.n_layers - 1 or isinstance(self.model, UnrolledNetwork):
+            return state
+        if self._end is None:
+            raise ValueError("the network must have run once before it is exported: call it on any batch")
+        return state if self._end.norm is None else base_of(self.model).get_submodule(self._end.norm)(state)
 
     def _count_patches(self, state: Tensor, inputs: dict[str, Any]) -> int:
         (rows, columns), (height, width) = patch_sides(self.model), inputs["pixel_values"].shape[-2:]
@@ -355,7 +363,7 @@ class LayerReadouts(nn.Module):
         return n_patches
 
     def _states(self, inputs: dict[str, Any], noise: float, generator: torch.Generator | None) -> list[Tensor]:
-        """Hidden states of every layer, with the normalisation that the network applies to those of the last."""
+        """Hidden states of every layer, of the last one as the network returns them."""
         if not (is_real(noise) and 0 <= noise < math.inf):
             raise ValueError(f"embedding_noise must be a finite number from 0, got {noise!r}")
         if self.readout == "reconstruction" and getattr(inputs.get("pixel_values"), "ndim", 0) != 4:
@@ -373,7 +381,7 @@ class LayerReadouts(nn.Module):
             inputs = {"use_cache": False, **inputs}  # keys and values for tokens to come, which none asks for
         inputs = {**inputs, "output_hidden_states": True, "return_dict": True}
         with noise_on_embeddings(base, mask, noise, generator):
-            if self._end is None:
+            if self._end is None and not torch.compiler.is_exporting():
                 output, self._end = first_run(base, self.n_layers, inputs)
             else:
                 output = base(**inputs)
@@ -387,8 +395,8 @@ class LayerReadouts(nn.Module):
             raise ValueError(
                 f"model must return hidden states of its embedding and {self.n_layers} layers, got {len(hidden)}"
             )
-        inner = hidden[self._end.first : self._end.first + self.n_layers - 1]
-        return [*(inner if self._end.norm is None else map(base.get_submodule(self._end.norm), inner)), last]
+        first = 1 if self._end is None else self._end.first
+        return [*hidden[first : first + self.n_layers - 1], last]
 
     @torch.no_grad()
     def _check_vocabulary(self) -> None:

@@ -404,14 +404,28 @@ def test_copy_and_folder(tmp_path):
     assert "readout='first', freeze=False" in repr(network)
 
 
+class AllLayers(torch.nn.Module):
+    """A network whose output is that of all layers."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, **inputs):
+        return self.network.layer_outputs(**inputs)
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_a_network_that_has_run_is_exported_and_compiled_as_one_graph(kind):
     network, inputs = layer_readouts(make(kind), 3, readout="mean").eval(), batch()
+    of_all = AllLayers(network)
     with pytest.raises(ValueError, match="the network must have run once before it is exported: call it on any batch"):
-        torch.export.export(network, (), inputs, strict=False)
+        torch.export.export(of_all, (), inputs, strict=False)
+    exported_first = torch.export.export(network, (), inputs, strict=False).module()  # which reads the last layer alone
     outputs = network.layer_outputs(**inputs)
-    exported = torch.export.export(network, (), inputs, strict=False).module()
-    torch.testing.assert_close(exported(**inputs), outputs[-1])
+    for exported in (exported_first, torch.export.export(network, (), inputs, strict=False).module()):
+        torch.testing.assert_close(exported(**inputs), outputs[-1])
+    torch.testing.assert_close(torch.export.export(of_all, (), inputs, strict=False).module()(**inputs), outputs)
     compiled = torch.compile(network.layer_outputs, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(**inputs), outputs)
 
