@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,10 @@ class Encoder:
     def locate(self, model: Any) -> tuple[str, str | Path]:
         """Name of a model for people, and its folder or its name at the hub."""
         return locate(model, self.instead)
+
+    @cached_property
+    def _network_and_layer(self) -> tuple[nn.Module, nn.Module]:
+        raise NotImplementedError
 
     def part_of(self, config: Any) -> Any:
         """The settings of the part that is run."""
@@ -129,13 +135,22 @@ class TextEncoder(Encoder):
         limits = (getattr(self.part_of(self.config), "max_position_embeddings", None), self.tokenizer.model_max_length)
         return min(limit for limit in limits if limit is not None)
 
-    def check_positions(self, network: nn.Module, n_tokens: int) -> None:
-        """Refuse more tokens than a network has positions for; as RoBERTa, it may count them from that of padding."""
-        for name, part in network.named_modules():
-            if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None:
-                limit = part.num_embeddings - part.padding_idx - 1
-                if n_tokens > limit:
-                    raise ValueError(f"n_tokens={n_tokens} is more than the {limit} tokens that {self.name!r} takes")
+    def check_positions(self, n_tokens: int) -> None:
+        """Refuse more tokens than the network has positions for."""
+        if n_tokens > self._n_positions:
+            raise ValueError(
+                f"n_tokens={n_tokens} is more than the {self._n_positions} tokens that {self.name!r} takes"
+            )
+
+    @cached_property
+    def _n_positions(self) -> float:
+        """Positions that the network has; as RoBERTa, it may count them from that of padding."""
+        limits = (
+            part.num_embeddings - part.padding_idx - 1
+            for name, part in self._network_and_layer[0].named_modules()
+            if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None
+        )
+        return min(limits, default=math.inf)
 
     def tokenize(self, texts: list[str], **options: Any) -> list[list[int]]:
         """Token ids of whole texts, special tokens included unless options say otherwise."""

@@ -229,7 +229,7 @@ class LanguageModel(TextEncoder):
     def run(self, ids: NDArray[np.int64], mask: NDArray[np.bool_]) -> Arrays:
         """States of the tokens kept of one batch of texts, from the first row on; the other rows are zero."""
         network, block = self._network_and_layer
-        self.check_positions(network, ids.shape[1])
+        self.check_positions(ids.shape[1])
         states = states_after(
             network,
             block,

@@ -72,7 +72,7 @@ class Teacher(TextEncoder):
     def passing(self, ids: Tensor, real: Tensor, **options: Any) -> dict[str, Tensor]:
         """What passes through the layer, by name, for tokens of shape ``(B, n_tokens)`` some of which are real."""
         network, block = self._network_and_layer
-        self.check_positions(network, ids.shape[1])
+        self.check_positions(ids.shape[1])
         seen: dict[str, Tensor] = {}
         with ExitStack() as hooks:
             for handle in _watch(block, seen):
