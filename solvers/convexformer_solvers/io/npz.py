@@ -102,9 +102,10 @@ def read_arrays(path: str | os.PathLike[str], names: Collection[str] | None = No
 def _whole(archive: Any, name: str) -> NDArray:
     """An entry that ends with its array: only at the end of an entry does zipfile compare the checksum."""
     entry = archive.zip.getinfo(f"{name}.npy" if f"{name}.npy" in archive.zip.namelist() else name)
-    free = free_memory(torch.device("cpu"))
-    if entry.compress_type != zipfile.ZIP_STORED and free is not None and entry.file_size > free:
-        raise ValueError(f"{name!r} takes {entry.file_size / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free")
+    if entry.compress_type != zipfile.ZIP_STORED:  # which may be far larger than the file
+        free = free_memory(torch.device("cpu"))
+        if free is not None and entry.file_size > free:
+            raise ValueError(f"{name!r} takes {entry.file_size / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free")
     with archive.zip.open(entry) as file:
         _check_size(file, entry.file_size, is_exact=True)
     return archive[name]
