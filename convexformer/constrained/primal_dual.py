@@ -533,7 +533,10 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 
 def _checked(file: BinaryIO) -> BytesIO:
-    """A copy of an archive, whose checksums zipfile compares and torch does not."""
+    """A copy of an archive, whose checksums zipfile compares and torch does not.
+
+    ``testzip`` would not do: torch also reads headers beside each entry, which have no checksum and are written anew.
+    """
     copied = BytesIO()
     with zipfile.ZipFile(file) as archive, zipfile.ZipFile(copied, "w") as checked:
         for entry in archive.infolist():
