@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+
+from torch import Tensor
 
 from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
@@ -24,8 +26,6 @@ class Solver(ABC):
     ----------
     requires_of_loss, requires_of_penalty : tuple of str
         Optional methods that the algorithm calls; see ``unmet_requirement``.
-    takes_other_blocks : bool
-        Whether ``init_again`` takes a state on other blocks of the same data, too, as on those of a growing set.
 
     Examples
     --------
@@ -53,7 +53,6 @@ class Solver(ABC):
 
     requires_of_loss: ClassVar[tuple[str, ...]] = ()
     requires_of_penalty: ClassVar[tuple[str, ...]] = ()
-    takes_other_blocks: ClassVar[bool] = False
 
     @property
     def reductions(self) -> Sequence[Reduction]:
@@ -96,6 +95,14 @@ class Solver(ABC):
         A solver that has computed something of the data takes it over; others, as this one, start afresh.
         """
         return self.init(program, start)
+
+    def on_other_blocks(self, state: Any, moved: Callable[[Tensor], Tensor]) -> Any:
+        """What ``init_again`` needs of a state on other blocks of the same data, as on those of a growing set.
+
+        `moved` takes coefficients of the state's blocks to those of the others. None, the default: it needs a state on
+        the same blocks.
+        """
+        return None
 
     @abstractmethod
     def step(self, program: Program, state: Any) -> Any:

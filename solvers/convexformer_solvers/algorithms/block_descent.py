@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
+from torch import Tensor
 
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
@@ -204,7 +205,6 @@ class BlockDescent(PrimalDualSolver):
     """
 
     name = "block_descent"
-    takes_other_blocks = True
 
     def __init__(self, n_sweeps: int = 3) -> None:
         self.n_sweeps = n_sweeps
@@ -232,6 +232,9 @@ class BlockDescent(PrimalDualSolver):
             inner = GramProgram(gram, products, square, width, program.alpha, known)
             point = inner.at(start.coef.to(program.y).flatten().cpu().numpy().copy())
         return State(inner, point, point, math.inf, point)
+
+    def on_other_blocks(self, state: State, moved: Callable[[Tensor], Tensor]) -> State:
+        return state
 
     def step(self, program: Program, state: State) -> State:
         inner = state.inner

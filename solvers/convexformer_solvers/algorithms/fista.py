@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -153,10 +154,21 @@ class GreedyFista(Fista):
     """
 
     name = "greedy_fista"
-    takes_other_blocks = True
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
-        return self.init(program, start, previous.lipschitz)
+        """With the last move and its momentum, where the start is the point of the state before."""
+        state, coef = self.init(program, start, previous.lipschitz), previous.coef.view_as(start.coef)
+        if not torch.equal(state.coef, coef):
+            return state
+        before = previous.previous.view_as(coef)
+        pred_before = program.map.sparse_matvec(before)
+        return state._replace(previous=before, pred_previous=pred_before, momentum=previous.momentum)
+
+    def on_other_blocks(self, state: _State, moved: Callable[[Tensor], Tensor]) -> _State:
+        coef, previous = moved(state.coef), moved(state.previous)
+        if len(coef) > 2 * math.prod(state.coef.shape[:-2]):  # most blocks have no last move
+            return state._replace(coef=coef, previous=coef, momentum=1.0)
+        return state._replace(coef=coef, previous=previous)
 
     def _next_momentum(self, t: float) -> tuple[float, float]:
         return 2.0, float(t > 1)

@@ -137,8 +137,7 @@ class Running(NamedTuple):
 def begun(stage: Stage, program: Program, start: Point, before: Running | None = None, known: Any = None) -> Running:
     """The stage at a starting point, with what the stage `before` has made of the program.
 
-    `known` is a state for ``init_again``: on other blocks, of an algorithm that ``takes_other_blocks``, or of the last
-    step of ``ProximalDual``.
+    `known` is a state for ``init_again``: that of ``Solver.on_other_blocks``, or of the last step of ``ProximalDual``.
     """
     return _started(stage, Chain.of(program, stage.reductions, None if before is None else before.chain), start, known)
 

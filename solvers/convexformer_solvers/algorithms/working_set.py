@@ -163,7 +163,9 @@ class WorkingSet(PrimalDualSolver):
         else:
             reductions = self._reductions(program, state, blocks)
         stage = dataclasses.replace(self.inner, reductions=reductions)
-        known = inner.inner if inner is not None and stage.algorithm.takes_other_blocks else None
+        known = None
+        if inner is not None:
+            known = stage.algorithm.on_other_blocks(inner.inner, lambda coef: _moved(coef, state, blocks))
         # A check's own correlation is that of the inner algorithm's dual point; that of a path's next start is not.
         start = state.whole if known is None or state.checked_at else state.whole._replace(correlation=None)
         inner = begun(stage, program, start, inner, known)
@@ -236,6 +238,13 @@ class WorkingSet(PrimalDualSolver):
 
 def _by_block(coef: Tensor) -> Tensor:
     return coef.reshape(-1, *coef.shape[-2:])
+
+
+def _moved(coef: Tensor, state: _State, blocks: Tensor) -> Tensor:
+    """Coefficients of a set, or of its first blocks, on other blocks."""
+    of_set = _by_block(coef)
+    of_all = coef.new_zeros((math.prod(state.whole.coef.shape[:-2]), *coef.shape[-2:]))
+    return of_all.index_copy_(0, state.blocks[: len(of_set)], of_set)[blocks]
 
 
 def _of_all_blocks(program: Program, inner: Running) -> Point:

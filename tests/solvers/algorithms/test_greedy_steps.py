@@ -137,6 +137,25 @@ def test_a_step_goes_on_by_all_of_the_last_move():
     assert solver._next_momentum(1.0) == (2.0, 0.0)  # after a restart
 
 
+def test_steps_on_more_blocks_go_on_from_the_last_move():
+    program, solver = wide_program(ratio=0.3, intercept=True), GreedyFista()
+    few = program.with_map(program.map.restricted(torch.arange(12)))
+    state = solver.init(few, null_point(few))
+    for _ in range(4):
+        state = solver.step(few, state)
+
+    def on_all(coef):
+        return torch.cat([coef, torch.zeros_like(coef[:8])])
+
+    start = Point(on_all(state.coef), state.intercept, fitted=state.pred + state.intercept)
+    again = solver.init_again(program, start, solver.on_other_blocks(state, on_all))
+    same = state._replace(coef=on_all(state.coef), previous=on_all(state.previous))
+    found, wanted = solver.step(program, again), solver.step(program, same)
+    assert wanted.momentum > 1
+    torch.testing.assert_close(found.coef, wanted.coef, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.pred, wanted.pred, rtol=0, atol=1e-12)
+
+
 def test_more_momentum_needs_fewer_steps():
     n_steps = {True: 0, False: 0}
     for loss in ("squared", "logistic", "huber"):
@@ -191,6 +210,14 @@ class TestSetsOfBlocks:
         others[blocks] = False
         assert 150 <= len(blocks) * 8 <= 160
         assert float(norms[blocks].min()) >= float(norms[others].max()) * (1 - 1e-5)
+
+    def test_sets_whose_last_moves_go_on_need_fewer_steps(self, monkeypatch):
+        def n_steps():
+            return sum(len(run_greedy_steps(many_blocks(loss, ratio=0.1))) for loss in ("squared", "logistic"))
+
+        kept = n_steps()
+        monkeypatch.setattr(GreedyFista, "init_again", Fista.init_again)
+        assert kept < 0.9 * n_steps()
 
     def test_a_given_start_stays_in_the_set(self):
         program = many_blocks()
