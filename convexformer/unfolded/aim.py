@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexformer.validation import check_positive
+from convexformer.validation import check_finite, check_positive
 from convexformer_solvers.validation import is_real
 
 from .regions import check_points, clipping_index, norm
@@ -116,8 +116,7 @@ def gradient_ratio(y: Tensor, gradient_f: Gradient, gradient_g: Gradient) -> flo
     [0.2, 0.0, inf]
     """
     check_points(y=y)
-    along_f = _gradient("gradient_f", gradient_f, y)
-    return _ratio(along_f, along_f + _gradient("gradient_g", gradient_g, y))
+    return _ratio(*_gradients(gradient_f, gradient_g, y))
 
 
 def descent_constant(step_f: float, step_g: float, lipschitz_g: float, *, kappa: float = 0.0) -> float:
@@ -286,8 +285,7 @@ def descent_condition(
     _check_lipschitz_g(lipschitz_g)
     if kappa is not None and not nonnegative:
         raise ValueError(f"kappa must be None for Algorithm 1, as it belongs to nonnegative=True, got {kappa!r}")
-    along_f = _gradient("gradient_f", gradient_f, y)
-    along_h = along_f + _gradient("gradient_g", gradient_g, y)
+    along_f, along_h = _gradients(gradient_f, gradient_g, y)
     ratio = _ratio(along_f, along_h)
     clipping = clipping_index(step_g * along_h, y) if nonnegative else 0.0
     kappa = -clipping if kappa is None else kappa
@@ -310,6 +308,14 @@ def _gradient(name: str, gradient: Gradient, y: Tensor) -> Tensor:
     value = gradient(y)
     check_points(**{"the point": y, f"what {name} returns": value})
     return value
+
+
+def _gradients(gradient_f: Gradient, gradient_g: Gradient, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of f and of h at a point."""
+    along_f = _gradient("gradient_f", gradient_f, y)
+    along_h = along_f + _gradient("gradient_g", gradient_g, y)
+    check_finite("the gradient of h", along_h)
+    return along_f, along_h
 
 
 def _ratio(along_f: Tensor, along_h: Tensor) -> float:

@@ -125,10 +125,9 @@ class DescentRegion:
         n_batch = y.ndim - len(shape)
         if y.shape[n_batch:] != shape:  # shorter than it where there are too few dimensions
             raise ValueError(f"y must have the shape {tuple(shape)} of the minimisers at its end, got {tuple(y.shape)}")
-        to_f, to_h = (
-            torch.linalg.vector_norm((y - point).reshape(*y.shape[:n_batch], -1), dim=-1)
-            for point in (self.optimum_f, self.optimum_h)
-        )
+        ways = torch.stack([(y - point).reshape(*y.shape[:n_batch], -1) for point in (self.optimum_f, self.optimum_h)])
+        largest = ways.abs().amax((0, -1), keepdim=True)  # unscaled squares may be zero or infinite
+        to_f, to_h = torch.linalg.vector_norm(ways / torch.where(largest > 0, largest, 1), dim=-1)
         return to_f <= self.ratio * to_h
 
 
@@ -215,7 +214,7 @@ def clipping_index(step: Tensor, y: Tensor) -> float:
     [0.0, -0.5, -1.0]
     """
     check_points(step=step, y=y)
-    largest = float(step.abs().max()) if step.numel() else 0.0
+    largest = _largest(step)
     if largest == 0:
         return 0.0
     squares = (step / largest).square()  # unscaled ones of tiny steps are zero
@@ -224,8 +223,16 @@ def clipping_index(step: Tensor, y: Tensor) -> float:
 
 
 def norm(values: Tensor) -> float:
-    """Euclidean norm over all entries."""
-    return float(torch.linalg.vector_norm(values))
+    """Euclidean norm over all entries, whose squares may be beyond all numbers."""
+    largest = _largest(values)
+    if largest == 0:
+        return 0.0
+    return largest * float(torch.linalg.vector_norm(values / largest))
+
+
+def _largest(values: Tensor) -> float:
+    """Largest absolute entry, 0 where there is none."""
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def check_points(**points: Tensor) -> None:

@@ -241,6 +241,21 @@ class TestStep:
         assert gradient_ratio(y, pull(1), pull(2)) == pytest.approx(float(along_f.norm() / along_h.norm()))
         assert gradient_ratio(y.flatten(), pull(1), pull(2)) == pytest.approx(gradient_ratio(y, pull(1), pull(2)))
 
+    @pytest.mark.parametrize(("dtype", "scale"), [(F64, 1e-200), (F64, 1e200), (F64, 1e307), (torch.float32, 1e-30)])
+    def test_the_ratio_does_not_depend_on_the_scale(self, dtype, scale):
+        y = Random(2).randn(5).clamp(-0.1, 0.1).to(dtype)
+        wanted = gradient_ratio(y, pull(1), pull(-1))
+        assert gradient_ratio(scale * y, pull(scale), pull(-scale)) == pytest.approx(wanted)
+        constants = {"lipschitz_g": 1.0, "lipschitz_h": 2.0}
+        condition = descent_condition(scale * y, pull(scale), pull(-scale), 0.5, 0.5, **constants)
+        assert condition.bound == 2 < wanted
+        assert not condition.holds
+
+    def test_gradients_whose_sum_is_no_number_are_named(self):
+        y = torch.tensor([1.5e308], dtype=F64)
+        with pytest.raises(ValueError, match="the gradient of h must be finite"):
+            gradient_ratio(y, pull(0), pull(0))
+
     def test_the_ratio_where_the_gradient_of_h_is_zero(self):
         assert gradient_ratio(torch.zeros(2), pull(1), pull(-1)) == math.inf
         assert gradient_ratio(torch.zeros(2), pull(0), pull(0)) == 0

@@ -62,6 +62,15 @@ class TestDescentRegion:
         assert region.contains(region.optimum_f).shape == ()
         assert region.contains(randn(4, 5, 3)).shape == (4, 5)
 
+    @pytest.mark.parametrize("scale", [1e-200, 1e200])
+    def test_scales_with_the_minimisers(self, scale):
+        optimum_f, optimum_h, *points = randn(102, 3)
+        points = torch.stack(points)
+        region, scaled = (DescentRegion(size * optimum_f, size * optimum_h, 0.7) for size in (1.0, scale))
+        assert scaled.radius == pytest.approx(scale * region.radius)
+        assert torch.equal(scaled.contains(scale * points), region.contains(points))
+        assert 0 < int(region.contains(points).sum()) < 100
+
     def test_the_ratio_of_gradients_is_at_most_the_bound_in_it(self):
         n_inside = n_missed = 0
         for seed in range(60):
