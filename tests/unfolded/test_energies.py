@@ -153,6 +153,13 @@ def test_the_bound_of_weak_edges_is_that_of_their_degrees():
     assert energy.lipschitz(tokens) == 2 * weight  # the largest eigenvalue of the Laplacian
 
 
+@pytest.mark.parametrize("weight", [draw(12, D, D), -0.5 * torch.eye(D), -3.0 * torch.eye(D)])
+def test_the_bound_of_the_feed_forward_part_is_its_largest_curvature(weight):
+    curvatures = torch.linalg.eigvalsh(torch.eye(D) + (weight + weight.mT) / 2)
+    bound = FeedForwardEnergy(weight).lipschitz(torch.zeros(N, D))
+    assert bound.item() == pytest.approx(curvatures.abs().max().item())
+
+
 @pytest.mark.parametrize("mask", [None, MASK])
 def test_a_common_shift_costs_no_digits(mask):
     tokens, energy = draw(8, 2, N, D), InteractionEnergy("exp", attention_mask=mask)
