@@ -439,6 +439,31 @@ def test_multipliers_of_a_step_move_by_the_means_of_its_batch():
     assert history.constraints[0][0] == pytest.approx(4.0 - 0.8)
 
 
+@pytest.mark.parametrize("stop_gradient", [False, True])
+@pytest.mark.parametrize("options", [{}, {"resilience": 2.0}, {"resilience": 2.0, "slack_update": "explicit"}])
+def test_a_step_descends_and_ascends_the_lagrangian_where_the_last_step_ended(options, stop_gradient):
+    """Losses x^2, (x - 3)^2 and (x - 4)^2 / 2 under c_ref = 1 and alpha = 1/4."""
+    losses = point_losses(lambda x: x**2, lambda x: (x - 3) ** 2, lambda x: (x - 4) ** 2 / 2)
+    trainer = PrimalDual(Point(2.0), losses, alpha=0.25, c_ref=1.0, stop_gradient=stop_gradient, **PLAIN | options)
+    history = trainer.fit(ONE, n_epochs=8)
+    x, lr, price, n_moved = 2.0, 0.05, options.get("resilience", np.inf), 0
+    duals, slacks = np.zeros(3), np.zeros(3)
+    for epoch in range(8):
+        found = np.array([x**2, (x - 3) ** 2, (x - 4) ** 2 / 2])
+        slopes = np.array([2 * x, 2 * (x - 3), x - 4])
+        before = np.append(0, slopes[:-1]) * (not stop_gradient)
+        slope = slopes[-1] + duals @ (slopes - 0.75 * before)
+        steps = found - np.append(1, 0.75 * found[:-1]) - (slacks if "slack_update" in options else duals / price)
+        if "slack_update" in options:
+            slacks = np.maximum(slacks - lr * (price * slacks - duals), 0)
+        x, duals = x - lr * slope, np.maximum(duals + lr * steps, 0)
+        np.testing.assert_allclose(history.losses[epoch], found, rtol=1e-12)
+        np.testing.assert_allclose(history.duals[epoch], duals, rtol=1e-12, atol=1e-15)
+        n_moved += np.count_nonzero(duals)
+    assert trainer.model.at.item() == pytest.approx(x, rel=1e-12)
+    assert n_moved > 8
+
+
 def test_slacks_that_are_reset_begin_each_epoch_at_zero():
     explicit = {"resilience": 2.0, "slack_update": "explicit", "batch_size": 5}
     for reset in (True, False):
