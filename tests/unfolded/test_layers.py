@@ -47,9 +47,29 @@ def test_joint_mode_is_the_proximal_step_of_autograd(rho, anchored, attention):
     torch.testing.assert_close(layer(tokens, anchor=anchor), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("attention", ["softmax", "jacobi"])
 @pytest.mark.parametrize("anchored", [False, True])
-def test_aim_mode_is_a_jacobi_step_and_a_gradient_step(anchored):
-    layer, tokens = layer_of(3, attention="jacobi", attention_step=0.7, feedforward_step=0.4), draw(4, 2, N, D)
+@pytest.mark.parametrize("graph", [None, random_graph(18, N)], ids=["complete", "graph"])
+def test_the_energy_of_a_layer_is_the_written_one(graph, anchored, attention):
+    """[U] section 3.3 and equations (15) and (17), from the weights alone."""
+    layer = layer_of(19, attention=attention, graph=graph, eigenvalue_limit=None)
+    wa, wf = layer.attention_weight.detach(), layer.feedforward_weight.detach()
+    tokens, anchor = draw(20, N, D).abs(), draw(21, N, D)
+    from_anchor = tokens - anchor if anchored else tokens
+    edges = [(u, v) for u in range(N) for v in range(u) if graph is None or graph[u, v]]
+    expected = -sum(torch.exp(-((tokens[u] - tokens[v]) @ wa).square().sum() / 2) for u, v in edges)
+    expected = expected + torch.trace(tokens @ wf @ tokens.T) / 2 + from_anchor.square().sum() / 2
+    if attention == "jacobi":
+        expected = expected + (from_anchor @ wa).square().sum() / 2
+    found = layer.energy(anchor if anchored else None).value(tokens)
+    torch.testing.assert_close(found.detach(), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("limit", [0.95, None])
+@pytest.mark.parametrize("anchored", [False, True])
+def test_aim_mode_is_a_jacobi_step_and_a_gradient_step(anchored, limit):
+    options = {"attention": "jacobi", "attention_step": 0.7, "feedforward_step": 0.4, "eigenvalue_limit": limit}
+    layer, tokens = layer_of(3, **options), draw(4, 2, N, D)
     anchor = draw(5, 2, N, D) if anchored else None
     mixed = layer.attention(tokens, projected=tokens @ layer.attention_weight, anchor=anchor)
     feedforward = layer.smooth_energy(anchor).terms[1]
