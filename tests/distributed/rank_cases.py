@@ -62,6 +62,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.checks import check_map
 from convexformer_solvers.distributed import DistributedConfig, RankError, on_all_ranks, ranks
+from convexformer_solvers.distributed.heartbeat import Heartbeats
 from convexformer_solvers.distributed.operations import Plan
 from convexformer_solvers.distributed.vectors import whole
 
@@ -862,6 +863,16 @@ def silent():
         os.kill(os.getpid(), signal.SIGSTOP)
     tokens, _, _ = data()
     return on_all_ranks(DenseMap(tokens[own_rows()]), lambda linear_map: linear_map.largest(), group)
+
+
+def ended_at_the_start():
+    """A rank that ends before its first sign of life."""
+    with patch("convexformer_solvers.distributed.ranks.Heartbeats", _ended if dist.get_rank() == 1 else Heartbeats):
+        ranks(DistributedConfig(timeout=4, heartbeat=0.2))
+
+
+def _ended(*_):
+    os._exit(1)
 
 
 def main(case, folder):

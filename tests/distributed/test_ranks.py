@@ -375,6 +375,17 @@ def test_a_rank_that_does_not_answer_is_named(tmp_path):
         launcher.close(processes)
 
 
+def test_a_rank_that_ends_before_its_first_sign_of_life_is_named(tmp_path):
+    processes = launcher.start("ended_at_the_start", 3, tmp_path)
+    try:
+        for rank in (0, 2):
+            printed = processes[rank].output(timeout=60)
+            assert processes[rank].failed
+            assert "RankError: rank 1 " in printed
+    finally:
+        launcher.close(processes)
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError("connection closed")])
 def test_an_operation_that_ends_as_a_wait_runs_out_has_ended(error):
     class Work:

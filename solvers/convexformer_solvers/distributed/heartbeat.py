@@ -34,6 +34,9 @@ class Heartbeats:
         wait = timedelta(seconds=config.timeout)
         self._store = dist.TCPStore(host, port, is_master=rank == 0, timeout=wait, wait_for_workers=False)
         self.port = self._store.port
+        if rank == 0:  # before the others begin, as one may end before its first sign of life
+            for other in range(len(names)):
+                self._store.set(str(other), "")
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._looked, self._stopped, self.failed = 0.0, threading.Event(), False
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
@@ -77,9 +80,10 @@ class Heartbeats:
                 raise
             raise RankError(f"{self.names[0]} has ended or does not answer: {_first_line(error)}") from error
         for rank, count in counts.items():
-            if count != self._seen.get(rank, (b"", 0.0))[0]:
+            last, since = self._seen.setdefault(rank, (count, now))
+            if count != last:
                 self._seen[rank] = count, now
-            elif count != _LEFT.encode() and now - self._seen[rank][1] > self.config.timeout:
+            elif count != _LEFT.encode() and now - since > self.config.timeout:
                 raise self.failure(f"{self.names[rank]} has shown no sign of life for {self.config.timeout:.0f} s")
 
     def failure(self, message: str) -> RankError:
@@ -97,9 +101,7 @@ class Heartbeats:
         return [rank for rank, count in second.items() if rank != self.rank and count == first.get(rank)]
 
     def _counts(self) -> dict[int, bytes]:
-        ranks = [rank for rank in range(len(self.names)) if self._store.check([str(rank)])]
-        found = self._store.multi_get([str(rank) for rank in ranks]) if ranks else []
-        return dict(zip(ranks, found, strict=True))
+        return dict(enumerate(self._store.multi_get([str(rank) for rank in range(len(self.names))])))
 
     def broken(self, error: Exception) -> RankError:
         """The error where a connection has failed: which rank has ended, if that can be found."""
