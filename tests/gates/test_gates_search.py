@@ -81,6 +81,19 @@ def test_gates_that_the_program_has_are_not_found_again():
     assert not bool((patterns[:, :, None] == known[:, None]).all(0).any())
 
 
+def test_a_third_of_the_restarts_begin_as_far_from_gates_in_use_as_the_noise_is_long():
+    point, length = a_point(), 0.1
+    in_use = Gates(u1=[[3.0, 0.0, 0.0]], u2=[[0.0, 0.5]])  # whose lengths do not matter
+    begins = GateSearch(perturbation=length)._starting_directions(point, in_use, 300, np.random.RandomState(0))
+    cosines = torch.stack([begins[0][:, 0], begins[1][:, 1]])
+    for directions in begins:
+        torch.testing.assert_close(directions.square().sum(1), torch.ones(300, dtype=torch.float64))
+    sines = (1 - cosines.square()).clamp_min(0).sqrt()
+    near = ((sines <= length * (1 + 1e-9)) & (cosines > 0)).all(0)
+    assert 100 <= int(near.sum()) < 110
+    assert bool((sines[:, near].amax(1) > 0.95 * length).all())  # both directions are moved
+
+
 @pytest.mark.parametrize("n_trials", [1, 30])
 def test_a_climb_ends_no_lower_than_it_begins_on_either_side(n_trials):
     point = a_point()
