@@ -203,6 +203,12 @@ def test_standardizer_is_that_of_all_tokens():
         np.testing.assert_allclose(out, expected.transform(sample), atol=1e-12)
 
 
+def test_standardized_tokens_are_an_array_where_all_samples_have_as_many():
+    samples = [np.random.default_rng(0).normal(size=(length, 2)) for length in (3, 1, 3)]
+    assert [len(sample) for sample in TokenStandardizer().fit_transform(samples)] == [3, 1, 3]
+    assert TokenStandardizer().fit_transform(samples[::2]).shape == (2, 3, 2)
+
+
 @pytest.mark.parametrize("n_parts", [1, 2, 7])
 def test_moments_of_parts_are_those_of_all(n_parts):
     rng = np.random.default_rng(0)
