@@ -1,5 +1,6 @@
 """Maps of data on a disk: the same products as in memory, in few passes, with little memory."""
 
+import math
 import threading
 import time
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from convexformer_solvers.checks import check_map
 from convexformer_solvers.linear_maps import base, streamed
 from convexformer_solvers.linear_maps.config import MapConfig
 from convexformer_solvers.linear_maps.derived import PaddedMap, RoundedMap
-from convexformer_solvers.linear_maps.source import Source
+from convexformer_solvers.linear_maps.source import Source, Traffic
 from convexformer_solvers.linear_maps.streamed import StreamedMap
 from convexformer_solvers.program import LossSlopes
 
@@ -43,7 +44,7 @@ def maps(dtype=torch.float64):
     """A streamed map of each kind with the same map in memory."""
     data, masks = randn(N, 3, 2).to(dtype), masks_of()
     plain, gated = DenseMap(data), GatedMap(data, masks)
-    streamed = StreamedMap(Rows(data), chunk=48)
+    streamed, narrow = StreamedMap(Rows(data), chunk=48), StreamedMap(Rows(data), chunk=12)
     some = torch.tensor([20, 3, 4, 5, 11, 0, 3])
     sorted_rows = torch.arange(1, N, 7)
     further, more = randn(N, 2, seed=5).to(dtype), randn(N, 1, seed=6).to(dtype)
@@ -55,6 +56,13 @@ def maps(dtype=torch.float64):
         "slice": (streamed.rows(slice(4, 19)), plain.rows(slice(4, 19))),
         "shuffled": (streamed.gated(masks).rows(some), gated.rows(some)),
         "rows of rows": (streamed.rows(some).rows(torch.tensor([5, 1, 0])), plain.rows(some[[5, 1, 0]])),
+        "one sample at a time": (StreamedMap(Rows(data), chunk=5), plain),
+        "in another order": (
+            narrow.widened(further).gated(masks).rows(some),
+            GatedMap(plain.widened(further).data, masks).rows(some),
+        ),
+        "slice of another order": (narrow.rows(some).rows(slice(1, 6)), plain.rows(some[1:6])),
+        "order of another order": (narrow.rows(some).rows(torch.arange(1, 7)), plain.rows(some[1:])),
         "far apart": (StreamedMap(Rows(data), chunk=6).rows(sorted_rows), plain.rows(sorted_rows)),
         "wider": (streamed.widened(further), plain.widened(further)),
         "wider twice": (streamed.widened(further).gated(masks).widened(more).rows(some), twice),
@@ -84,6 +92,7 @@ def test_maps_keep_the_identities_and_agree_with_memory(name):
             torch.testing.assert_close(got[number], wanted)
     assert torch.equal(streamed.nonnegative(coef), held.nonnegative(coef))
     assert streamed.largest() == held.largest()
+    assert streamed.n_stored == held.n_stored
     assert streamed.columns(torch.tensor([1])).dtype == streamed.dtype == held.dtype
 
 
@@ -161,6 +170,7 @@ def test_few_samples_are_read_by_themselves():
     ("places", "reads"),
     [
         ([2, 4, 6], [slice(2, 7)]),
+        ([2, 5], [slice(2, 6)]),
         ([2, 4, 9], [slice(2, 3), slice(4, 5), slice(9, 10)]),
         ([0, 0, 7, 8, 20, 20], [slice(0, 1), slice(7, 9), slice(20, 21)]),
     ],
@@ -230,10 +240,11 @@ def test_a_source_that_fails_ends_the_product_and_its_thread():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
 
 
-def test_columns_beyond_the_limit_are_an_error_that_says_what_to_do():
-    size = N * 3 * 2 * 8
-    StreamedMap(Rows(randn(N, 3, 2)), chunk=24, memory_limit=size).as_matrix()
-    streamed = StreamedMap(Rows(randn(N, 3, 2)), chunk=24, memory_limit=size - 1)
+@pytest.mark.parametrize(("stored", "n_bytes"), [(torch.float64, 8), (torch.float16, 4)])
+def test_columns_beyond_the_limit_are_an_error_that_says_what_to_do(stored, n_bytes):
+    size, source = N * 3 * 2 * n_bytes, Rows(randn(N, 3, 2).to(stored))
+    StreamedMap(source, chunk=24, memory_limit=size).as_matrix()
+    streamed = StreamedMap(source, chunk=24, memory_limit=size - 1)
     with pytest.raises(ValueError, match=r"memory_limit is .* raise it, or use fewer features, gates or samples"):
         streamed.as_matrix()
 
@@ -261,7 +272,7 @@ def test_some_rows_are_no_whole_pass(rows):
 
 def test_a_part_counts_passes_over_itself():
     data = randn(N, 3, 2)
-    part = StreamedMap(Rows(data), part=slice(4, 19), chunk=24)
+    part = StreamedMap(Rows(data), part=slice(4, 19, 1), chunk=24)
     coef = randn(3, 2, 1)
     torch.testing.assert_close(part.matvec(coef), DenseMap(data[4:19]).matvec(coef))
     assert part.traffic().passes == 1
@@ -289,6 +300,14 @@ def test_no_samples_have_no_slopes():
     assert pred.shape == (0, 2)
     assert torch.equal(back, torch.zeros(3, 2, 3, dtype=torch.float64))
     assert streamed.largest() == 0.0
+    assert streamed.traffic().passes == 0.0
+
+
+def test_traffic_of_two_maps_is_added():
+    added = Traffic(10, 20, 0.5, 0.25) + Traffic(30, 60, 1.5, 0.5)
+    assert added == Traffic(40, 80, 2.0, 0.75)
+    assert (added.passes, added.bytes_per_second) == (2.0, 40.0)
+    assert math.isnan(Traffic(10).bytes_per_second)
 
 
 class MappedFile(Rows):
@@ -311,7 +330,7 @@ def lengthened(monkeypatch, clock, kind, **seconds):
 
 def test_passes_of_a_gram_matrix_are_timed_on_two_parts_of_a_large_file(monkeypatch):
     data, clock = randn(900, 8, 100), [0.0]
-    small, few_features = StreamedMap(MappedFile(data), chunk=80_000), StreamedMap(MappedFile(data[:, :1, :1]))
+    small, few_features = StreamedMap(MappedFile(data), chunk=80_000), StreamedMap(MappedFile(data.view(-1, 1, 1)))
     assert small.passes_of_gram(1) == 0.0
     monkeypatch.setattr(streamed, "CONFIG", MapConfig(chunk=80_000))  # parts of a hundred samples
     monkeypatch.setattr(streamed, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
@@ -319,9 +338,12 @@ def test_passes_of_a_gram_matrix_are_timed_on_two_parts_of_a_large_file(monkeypa
     lengthened(monkeypatch, clock, MappedFile, read=4.0)
     lengthened(monkeypatch, clock, DenseMap, moments=3.0, matvec=1.0)
     lengthened(monkeypatch, clock, GatedMap, moments=3.0, matvec=8.0)
+    monkeypatch.setattr(streamed, "free_memory", lambda device: data.nbytes)
     assert slow.passes_of_gram(1) == 3 / 4  # reading takes longer than products
+    monkeypatch.setattr(streamed, "free_memory", lambda device: data.nbytes - 1)
     assert slow.gated(masks_of(900, 1)).passes_of_gram(2) == 3 / 8
-    assert len(slow.source.reads) == 4  # two parts for each map
+    # What has been read is read again, or samples that have not where memory has no room for the file.
+    assert slow.source.reads == [slice(400, 500), slice(400, 500), slice(400, 500), slice(500, 600)]
     for untimed in (few_features, StreamedMap(Rows(data)), DenseMap(data)):
         assert untimed.passes_of_gram(1) == 0.0
     assert not small.source.reads
