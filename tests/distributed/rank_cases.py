@@ -12,6 +12,7 @@ from copy import deepcopy
 from datetime import timedelta
 from functools import partial
 from io import StringIO
+from operator import attrgetter
 from pathlib import Path
 from threading import Timer
 from unittest.mock import patch
@@ -65,6 +66,7 @@ from convexformer_solvers.distributed import DistributedConfig, RankError, on_al
 from convexformer_solvers.distributed.heartbeat import Heartbeats
 from convexformer_solvers.distributed.operations import Plan
 from convexformer_solvers.distributed.vectors import whole
+from convexformer_solvers.linear_maps.streamed import StreamedMap
 
 N_SAMPLES = 90
 QUICK = DistributedConfig(heartbeat=0.2)  # ranks wait for several beats before they say who has ended
@@ -269,6 +271,13 @@ def maps(least_samples):
         return (some.matvec(coef), one.rows(index).matvec(coef), len(moments[0]), gated.largest())
 
     return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks(DistributedConfig(least_samples=least_samples)))
+
+
+def limits():
+    """The memory limit of the map of all ranks, of which each has its own."""
+    source = Unreadable(data()[0][own_rows()], fails=False)
+    streamed = StreamedMap(source, memory_limit=1000 - dist.get_rank())
+    return on_all_ranks(streamed, attrgetter("memory_limit", "in_memory"), ranks())
 
 
 def problem(n_samples=450):

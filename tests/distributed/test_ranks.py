@@ -115,6 +115,10 @@ def test_maps_keep_the_identities_of_maps(n_ranks, least, tmp_path):
         assert largest == tokens.abs().max()
 
 
+def test_the_least_memory_limit_of_a_rank_is_that_of_all(tmp_path):
+    assert launcher.run("limits", 3, tmp_path) == 3 * [(998, False)]
+
+
 def test_numbers_of_all_ranks_are_as_many_of_each_sample_as_on_the_first():
     layout = SimpleNamespace(n_samples=17, team=None)
     assert ShardedMap(layout, 0, DenseMap(torch.zeros(7, 5, 3))).n_stored == 17 * 5 * 3

@@ -101,11 +101,11 @@ class Sharded(InParts):
         return whole(values).clone() if isinstance(values, SampleTensor) else values  # not what is kept of it
 
     def map_made(self, function: Callable[..., Any], **common: Any) -> Any:
-        made = self._derived("map_made", kind=ShardedMap, function=function, **common)
-        held, limits = zip(*made.each_part(attrgetter("in_memory", "memory_limit")), strict=True)
-        made.in_memory = all(held)
-        made.memory_limit = min((limit for limit in limits if limit is not None), default=None)
-        return made
+        return self._derived("map_made", kind=ShardedMap, function=function, **common).within_limits()
+
+    def within_limits(self) -> Any:
+        """This, within the least memory of the ranks."""
+        return self
 
 
 class ShardedMap(Sharded, LinearMap):
@@ -138,6 +138,12 @@ class ShardedMap(Sharded, LinearMap):
         shape = tuple(local.feature_shape)
         place = "memory" if local.in_memory else "passes, for want of memory_limit"
         return {"shape of a sample": shape, "precision": local.dtype, "place of the samples": place}
+
+    def within_limits(self) -> ShardedMap:
+        held, limits = zip(*self.each_part(attrgetter("in_memory", "memory_limit")), strict=True)
+        self.in_memory = all(held)  # type: ignore[misc]
+        self.memory_limit = min((limit for limit in limits if limit is not None), default=None)
+        return self
 
     def _derived(self, *arguments: Any, **options: Any) -> Any:
         return self._as_first(super()._derived(*arguments, **options))
@@ -300,7 +306,7 @@ def _lead(team: Team, counts: list[int], work: Callable[[Any], _T], kind: type[S
     try:
         team.measure()
         layout = Layout(team, places_of(counts), sum(counts), team.local.device)
-        result = packed(work(kind(layout, 0, team.local)))  # which gathers values of the ranks
+        result = packed(work(kind(layout, 0, team.local).within_limits()))  # which gathers values of the ranks
     except BaseException as error:
         with suppress(RankError):  # where that is why it ends, the others know
             team.end(error=plain(error))
