@@ -83,7 +83,7 @@ _ROWWISE = {*_SHAPED, *_ALONG, *_REDUCTIONS} | _named(
 def _index(values: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """Indexing by one tensor of one axis alone that has all of the positions; of others nothing."""
     given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if len(given) > 1 or given[0][1].ndim != 1 or hasattr(given[0][1], "rows"):
+    if len(given) > 1 or given[0][1].ndim != 1:
         return NotImplemented
     ((axis, index),) = given
     length = values.shape[axis]
@@ -91,7 +91,7 @@ def _index(values: Tensor, indices: Sequence[Tensor | None]) -> Any:
         return values.index_select(axis, index.nonzero()[:, 0]) if len(index) == length else NotImplemented
     if bool(((index < -length) | (index >= length)).any()):
         return NotImplemented
-    return values.index_select(axis, index.remainder(length) if length else index)
+    return values.index_select(axis, index.remainder(length))
 
 
 def _logsumexp(values: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
@@ -314,7 +314,7 @@ def _with_outputs(function: Any, leaves: list[Any], n_samples: int, how: Plan) -
         except (RuntimeError, IndexError):  # which that of all samples raises, too, or does not
             return None
     (of_two, spec_of_two), (of_three, spec_of_three) = found
-    if spec_of_two != spec_of_three or not all(isinstance(part, Tensor) for part in of_two):
+    if spec_of_two != spec_of_three:
         return None
     if len(of_two) == 1 and of_two[0].shape == of_three[0].shape:  # over the samples
         return how if how.combine is not None else None
