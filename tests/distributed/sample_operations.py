@@ -7,6 +7,10 @@ def _numbered(n_rows):
     return torch.arange(4.0 * n_rows, dtype=torch.float64).reshape(-1, 4)
 
 
+def _of_entries(v):
+    return torch.linspace(0, 1, v.numel(), dtype=v.dtype)
+
+
 def _changed_after(v, plain):
     result = v - plain[:, :3]
     plain.zero_()
@@ -17,6 +21,9 @@ OPERATIONS = {
     "arithmetic": lambda v: (2 * v + v[:, :1] / 3 - v.exp()) ** 2,
     "with a row": lambda v: v * torch.arange(3.0, dtype=v.dtype),
     "with plain values": lambda v: v - torch.linspace(0, 1, len(v), dtype=v.dtype)[:, None],
+    "with plain values of entries": lambda v: v.view(-1) - _of_entries(v),
+    "products with plain values of entries": lambda v: v.view(-1) @ _of_entries(v),
+    "with several plain values": lambda v: v[:, 0] * _numbered(len(v)).T,
     "comparison": lambda v: torch.where(v > 0, v, -1.0).clamp(max=0.5),
     "transpose": lambda v: v.T.contiguous().view(3, -1).T + v,
     "columns": lambda v: torch.stack(list(v.unbind(1)), dim=1) + torch.cat([v[:, 1:], v[:, :1]], dim=1),
@@ -41,7 +48,7 @@ OPERATIONS = {
     "products over the samples": lambda v: [v.T @ v, v[:, 0] @ v, v[:, 0] @ v[:, 1], v.new_ones(len(v)) @ v],
     "einsum over the samples": lambda v: torch.einsum("ij,ik->jk", v, v.abs()),
     "added product": lambda v: torch.ones(3, 3, dtype=v.dtype).addmm_(v.T, v, alpha=2),
-    "logarithm of sums": lambda v: [v.logsumexp(0), (v - torch.inf).logsumexp(0)],
+    "logarithm of sums": lambda v: [v.logsumexp(0), v.logsumexp(0, keepdim=True), (v - torch.inf).logsumexp(0)],
     "nan": lambda v: torch.where(v == v.max(), torch.nan, v).amax(),
     "added product of nothing": lambda v: torch.full((3, 3), torch.nan, dtype=v.dtype).addmm_(v.T, v, beta=0),
     "positions from the end": lambda v: v[:, torch.tensor([-1, 0])],
@@ -53,17 +60,25 @@ OPERATIONS = {
     "plain values that change": lambda v: _changed_after(v, _numbered(len(v))),
     "equal": lambda v: torch.tensor(v.equal(v + 0) and not v.equal(v + 1)),
     "of no sample": lambda v: v.new_zeros(7),
+    "of no value": lambda v: torch.stack([v, v, v])[::2][:0].sum(0),
 }
 GATHERED = {
     "entries of some rows": lambda v: _numbered(len(v) + 2).gather(1, (v[:, :1] > 0).long()),
     "chosen by a mask": lambda v: v[v[:, 0] > 0],
     "some rows": lambda v: v[2:5] + v[torch.tensor([1, 0, 2])],
-    "one row": lambda v: v[0],
+    "one row": lambda v: v[0] + v[7],
+    "in another order": lambda v: v[:, 0][torch.arange(len(v) - 1, -1, -1)],
+    "positions in two axes": lambda v: v[:, torch.tensor([[2, 0], [1, 1]])],
     "sorted": lambda v: v.sort(0)[0],
     "sums up to each": lambda v: v.cumsum(0),
     "median": lambda v: v.median(0)[0],
     "positions": lambda v: (v[:, 0] > 0).nonzero(),
     "all pairs": lambda v: v @ v.T,
+    "differences of all pairs": lambda v: v[:, None] - v[None],
+    "added to plain values": lambda v: torch.ones(len(v), 3, dtype=v.dtype).add_(v),
+    "rows apart": lambda v: v.unbind(0)[1:3],
+    "diagonal": lambda v: v.diagonal() + 1,
+    "columns after each other": lambda v: v.T.contiguous().view(-1),
     "solution": lambda v: torch.linalg.lstsq(v, v[:, :1]).solution,
     "spread": lambda v: v.std(0),
     "mean over the samples": lambda v: v.mean(),
@@ -134,4 +149,8 @@ REFUSED = {
     "array": lambda v: v.numpy().fill(1),
     "repeated": lambda v: v[:, :1].expand(-1, 3).copy_(v),
     "position": lambda v: v[:, torch.tensor([3])],
+    "position before the first": lambda v: v[:, torch.tensor([-4])],
+    "mask": lambda v: v[:, torch.tensor([True, False])],
+    "shape": lambda v: v.view(-1, 4 * len(v)),
+    "shape of nothing": lambda v: v[:, :0].view(-1, 0),
 }

@@ -68,6 +68,10 @@ def test_operations_on_values_of_the_ranks_are_those_on_one_tensor(tmp_path):
             assert "use a clone" in refused[name]
         assert "read-only" in refused["array"]
         assert "out of" in refused["position"]
+        assert "out of" in refused["position before the first"]
+        assert "shape of the mask" in refused["mask"]
+        assert "'[-1, 360]' is invalid" in refused["shape"]
+        assert "[-1, 0]" in refused["shape of nothing"]
         for found in by_layout:
             assert set(found) == set(OPERATIONS | CHANGES)
             for name, (got, wanted, _) in found.items():
