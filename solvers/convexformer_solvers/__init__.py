@@ -8,7 +8,6 @@ from .algorithms.base import Solver
 from .algorithms.column_generation import ColumnGeneration
 from .algorithms.cvxpy import Exact
 from .algorithms.fista import Fista
-from .algorithms.registry import SOLVERS, get_solver
 from .algorithms.semismooth_newton import SemismoothNewton
 from .algorithms.smoothing_newton import SmoothingNewton
 from .algorithms.stage import Stage
@@ -34,6 +33,7 @@ from .penalties.group import GroupL2, GroupNuclear
 from .penalties.sequence import PerTarget, RowStochastic
 from .points import Point
 from .program import Program
+from .registry import SOLVERS, get_solver
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, SolverUnavailableError, Status
 from .solve import Callback, solve
 

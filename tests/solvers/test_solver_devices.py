@@ -9,6 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 from solver_cases import make_program, many_blocks, randn
 
 from convexformer_solvers import (
+    SOLVERS,
     Admm,
     ColumnGeneration,
     GroupNuclear,
@@ -21,7 +22,6 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.fista import GreedyFista
-from convexformer_solvers.algorithms.registry import SOLVERS
 from convexformer_solvers.algorithms.stage import Stage
 from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 

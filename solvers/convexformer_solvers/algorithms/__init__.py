@@ -1,1 +1,1 @@
-"""Algorithms: each has the contract of ``base.Solver`` and is loaded when first asked for; ``registry`` names them."""
+"""Algorithms: each has the contract of ``base.Solver``; ``convexformer_solvers.registry`` names those for users."""
