@@ -21,12 +21,8 @@ class Anderson:
         self.forget()
 
     def forget(self) -> None:
-        """Drop all differences: the map is another one."""
-        self.restart()
+        """Drop all differences: the map is another one, or the iteration goes on from elsewhere."""
         self._n_differences = 0
-
-    def restart(self) -> None:
-        """Keep the differences, but not the last point: the iteration goes on from elsewhere."""
         self._last: tuple[Tensor, ...] | None = None  # residual and what F gave
         self.largest_weights = 0.0  # largest sum of a column's absolute coefficients in the last extrapolation
 

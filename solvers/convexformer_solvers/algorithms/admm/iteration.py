@@ -100,11 +100,9 @@ class Admm(PrimalDualSolver):
         if _alike(program, local, previous.local, config):
             local, margin = previous.local, previous.margin
         weight, system = program.weight * margin * local, cache.system
-        if torch.equal(weight, system.weight) and serves_as_well(rho, system.rho, config.refactor):
-            cache.acceleration.restart()
-        else:
+        if not (torch.equal(weight, system.weight) and serves_as_well(rho, system.rho, config.refactor)):
             system.factorise(weight, rho)
-            cache.acceleration.forget()
+        cache.acceleration.forget()
         state = State.at(program, cache, start, local, system.rho, rule)
         # As after some iterations, so that rho is first set anew before long.
         return state._replace(
