@@ -84,13 +84,6 @@ def _coef(program: Program, atoms: csc_array, weights: np.ndarray) -> Tensor:
     return torch.as_tensor(atoms @ weights).to(program.y).reshape(program.coef_shape)
 
 
-def _predicted(program: Program, atoms: csc_array, variables: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Predictions and intercepts for the weights of atoms, with the intercepts behind them."""
-    weights, intercept = np.split(variables, [atoms.shape[1]])
-    constant = torch.as_tensor(intercept).to(program.y)
-    return program.map.matvec(_coef(program, atoms, weights)) + constant, constant
-
-
 def _with_atoms(program: Program, state: _State) -> _State:
     """The state with the atoms that its predictions ask for, at weight zero."""
     correlation = program.weighted_adjoint(-program.loss.gradient(state.pred, program.y))
@@ -139,9 +132,10 @@ def _solved(program: Program, state: _State) -> _State:
     start = np.concatenate([state.weights, state.intercept.numpy(force=True)]) / units
     options = {"ftol": 0.0, "gtol": 0.0}  # until rounding ends it: the dual bound depends on small slopes
     variables = units * minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-    weights = variables[:n_atoms]
+    weights, constant = np.split(variables, [n_atoms])
     weights[weights <= 2**12 * EPS * weights.max()] = 0.0
-    pred, intercept = _predicted(program, state.atoms, variables)
+    intercept = torch.as_tensor(constant).to(program.y)
+    pred = program.map.matvec(_coef(program, state.atoms, weights)) + intercept
     kept = np.flatnonzero(weights)
     return state._replace(atoms=state.atoms[:, kept], weights=weights[kept], intercept=intercept, pred=pred)
 
