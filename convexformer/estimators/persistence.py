@@ -68,7 +68,7 @@ def save_model(model: TokenEstimator, path: str | Path) -> None:
     Raises
     ------
     TypeError
-        If the model is of another class.
+        If the model is of another class, or `path` is no path.
     NotFittedError
         If it is not fitted.
     FileNotFoundError
@@ -100,6 +100,7 @@ def save_model(model: TokenEstimator, path: str | Path) -> None:
     if type(model).__name__ not in _ESTIMATORS:
         raise TypeError(f"model must be one of {sorted(_ESTIMATORS)}, got {type(model).__name__}")
     check_is_fitted(model)
+    _check_path(path)
     if Path(path).is_dir():
         raise IsADirectoryError(f"path must be the name of a file, and {os.fspath(path)!r} is a folder")
     if not Path(path).absolute().parent.is_dir():
@@ -138,6 +139,8 @@ def load_model(path: str | Path) -> TokenEstimator:
 
     Raises
     ------
+    TypeError
+        If `path` is no path.
     FileNotFoundError
         If there is no file at `path`.
     ValueError
@@ -154,6 +157,7 @@ def load_model(path: str | Path) -> TokenEstimator:
     >>> bool((again.predict([[3.0]]) == model.predict([[3.0]])).all())
     True
     """
+    _check_path(path)
     header, arrays = read_archive(path, _CONTENT)
     try:
         _check_header(path, header)
@@ -165,6 +169,11 @@ def load_model(path: str | Path) -> TokenEstimator:
     except Exception as error:  # what reads parts of a fit does not check each of them
         raise ValueError(f"{path} holds no model that can be loaded: {error}") from error
     return model
+
+
+def _check_path(path: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be the path of a file, got {path!r}")
 
 
 def _check_header(path: str | Path, header: dict[str, Any]) -> None:

@@ -196,12 +196,12 @@ class GateSearch:
         return torch.cat(first), torch.cat(second)
 
     def _ascend(self, point: DualPoint, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
-        rows, widths = point.tokens.flatten(1).double(), np.geomspace(*self.widths, self.n_steps)
+        rows, widths = point.tokens.flatten(1).double(), geometric(self.widths, self.n_steps)
         return ascended(
             (u1, u2),
             lambda step, u1, u2: _smoothed_norms(point, rows, u1, u2, float(widths[step])),
             lambda u1, u2: (normalize(u1), normalize(u2)),
-            np.geomspace(*self.step_lengths, self.n_steps),
+            geometric(self.step_lengths, self.n_steps),
             tiny=1e-300,
         )
 
@@ -217,7 +217,7 @@ class GateSearch:
         norms = gate_norms(point, Gates(u1, u2).masks(point.tokens))
         best = norms.view(-1, count).argmax(0) * count + torch.arange(count, device=u1.device)
         u1, u2, norms = normalize(u1[best]), normalize(u2[best]), norms[best]
-        for length in np.geomspace(*self.trial_lengths, self.n_trials):
+        for length in geometric(self.trial_lengths, self.n_trials):
             noise = _random_directions(point, len(u1), random_state)
             trial = [normalize(u + length * v) for u, v in zip((u1, u2), noise, strict=True)]
             found = gate_norms(point, Gates(*trial).masks(point.tokens))
@@ -240,6 +240,17 @@ class GateSearch:
             if len(chosen) == n_wanted:
                 break
         return chosen
+
+
+def geometric(pair: tuple[float, float], n: int) -> NDArray[np.float64]:
+    """A geometric sequence from the first of two numbers to the last.
+
+    Examples
+    --------
+    >>> geometric((10**30, 1), 3)
+    array([1.e+30, 1.e+15, 1.e+00])
+    """
+    return np.geomspace(float(pair[0]), float(pair[1]), n)
 
 
 def ascended(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer.validation import is_integer, is_one_of
+from convexformer_solvers.memory import free_memory
 from convexformer_solvers.validation import check_counts, check_kind
 
 from .base import Gates, GateSource, TrainingData
@@ -44,6 +45,7 @@ class GaussianGates(GateSource):
         check_counts(n_gates=self.n_gates)
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
+        _check_room(self.n_gates, data)
         return Gates(*(random_state.standard_normal((self.n_gates, width)) for width in data.token_shape))
 
 
@@ -78,6 +80,8 @@ class SparseGates(GateSource):
         check_counts(n_gates=self.n_gates, n_nonzero=self.n_nonzero)
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
+        _check_room(self.n_gates, data)
+
         def directions(width: int) -> NDArray[np.float64]:
             values = random_state.standard_normal((self.n_gates, width))
             rank = random_state.uniform(size=values.shape).argsort(axis=1).argsort(axis=1)
@@ -143,6 +147,7 @@ class FourierGates(GateSource):
             raise ValueError(f"token_weights must be 'one' or 'signs', got {self.token_weights!r}")
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
+        _check_room(self.n_gates, data)
         n_tokens, n_features = data.token_shape
         pairs = self._pairs(n_features)
         n_cells = len(pairs) * (n_tokens if self.token_weights == "one" else 1)
@@ -208,6 +213,7 @@ class DifferenceGates(GateSource):
         check_counts(n_gates=self.n_gates)
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
+        _check_room(self.n_gates, data)
         samples = torch.unique(data.counted_tokens(), dim=0)
         if len(samples) < 2:
             raise ValueError("gates: two training samples that differ are needed, but all are the same")
@@ -252,6 +258,15 @@ def _without(vectors: Tensor, directions: Tensor) -> Tensor:
     for _ in range(2):  # once more, for what rounding left
         vectors = vectors - (vectors * units).sum(1, keepdim=True) * units
     return vectors
+
+
+def _check_room(n_gates: int, data: TrainingData) -> None:
+    """Raise ``ValueError`` where the directions of so many gates do not fit into the free memory."""
+    free, of_one = free_memory(torch.device("cpu")), np.dtype(np.float64).itemsize * sum(data.token_shape)
+    if free is not None and n_gates * of_one > free:
+        raise ValueError(
+            f"n_gates must be at most {free // of_one}, whose directions fit into the free memory, got {n_gates!r}"
+        )
 
 
 @dataclass(frozen=True)

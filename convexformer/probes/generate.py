@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.gates.search import ascended, largest_dual_norms
+from convexformer.gates.search import ascended, geometric, largest_dual_norms
 from convexformer.nn.modules.base import copied_to
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import GateWeights, QueryWeights, TokenWeights
@@ -406,7 +406,7 @@ def _norms_of(batch: _Batch, point: DualPoint, weights: Tensor) -> Tensor:
 
 
 def _ascend(start: Any, norms: Callable[..., Tensor], limit: Callable[..., Any], config: Generation) -> Any:
-    return ascended(start, norms, limit, np.geomspace(*config.step_lengths, config.n_steps), _TINY)
+    return ascended(start, norms, limit, geometric(config.step_lengths, config.n_steps), _TINY)
 
 
 def _best(candidates: Iterable[Tensor], norms: Callable[[Tensor], Tensor]) -> Tensor:
@@ -422,9 +422,9 @@ def _best(candidates: Iterable[Tensor], norms: Callable[[Tensor], Tensor]) -> Te
 
 def _ascended_queries(point: DualPoint, config: Generation, random_state: np.random.RandomState) -> QueryWeights:
     first = _starts(point, config.n_restarts, random_state)
-    radius = float(torch.linalg.vector_norm(first, dim=1).max()) if config.radius is None else config.radius
+    radius = float(torch.linalg.vector_norm(first, dim=1).max()) if config.radius is None else float(config.radius)
     radius = radius or 1.0  # the one token may be zero
-    temperature = query_temperature(first.shape[1]) if config.temperature is None else config.temperature
+    temperature = query_temperature(first.shape[1]) if config.temperature is None else float(config.temperature)
     batch = _batch(point, config, random_state)
 
     def norms(step: int, directions: Tensor) -> Tensor:
@@ -450,7 +450,7 @@ def _ascended_gates(point: DualPoint, config: Generation, random_state: np.rando
     centred = batch.tokens - mean
     unit = float((batch.weight @ (shares[:, 0] * centred.square().mean(2)).sum(1)).sqrt()) or 1.0
     thresholds = (normals * (through - mean)).sum(1, keepdim=True)
-    widths = unit * np.geomspace(*config.widths, config.n_steps)
+    widths = unit * geometric(config.widths, config.n_steps)
 
     def sides(planes: Tensor) -> Tensor:
         return (centred @ planes[:, :-1].mT - unit * planes[:, -1]).mT

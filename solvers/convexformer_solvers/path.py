@@ -95,7 +95,7 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     check_counts(n_alphas=n_alphas)
     if not (is_real(eps) and 0 < eps < 1):
         raise ValueError(f"eps must lie strictly between 0 and 1, got {eps!r}")
-    first = alpha_max if alpha_max > 0 else 1.0
+    first = float(alpha_max) if alpha_max > 0 else 1.0
     return [float(alpha) for alpha in np.geomspace(first, eps * first, int(n_alphas))]
 
 

@@ -65,8 +65,14 @@ def dtype_name(dtype: Any) -> str:
 
 
 def is_real(value: Any) -> bool:
-    """Whether an argument is a real number, which True and False are not."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """Whether an argument is a real number that a float can be, which True, False and huge integers are not."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def check_counts(**counts: Any) -> None:

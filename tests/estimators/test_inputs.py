@@ -155,6 +155,7 @@ def test_no_samples_and_no_array_at_all_are_named(kind):
         ({"alpha": np.nan}, "alpha must be positive and finite"),
         ({"alpha": "big"}, "alpha must be a positive finite number"),
         ({"alpha": None}, "alpha must be a positive finite number, got None"),
+        ({"alpha": 10**400}, "alpha must be a positive finite number, got 1000"),
         ({"loss": "cubic"}, "loss must be one of"),
         ({"loss": "softmax"}, "needs class labels; use ConvexAttentionClassifier"),
         ({"penalty": "l7"}, "penalty must be one of"),
@@ -171,6 +172,7 @@ def test_no_samples_and_no_array_at_all_are_named(kind):
         ({"tol": -1.0}, "tol must be a non-negative number"),
         ({"tol": "small"}, "tol must be a non-negative number"),
         ({"tol": True}, "tol must be a non-negative number"),
+        ({"tol": 10**400}, "tol must be a non-negative number, got 1000"),
         ({"max_iter": 0}, "max_iter must be a positive integer"),
         ({"max_iter": 2.5}, "max_iter must be a positive integer"),
         ({"dtype": "int8"}, "dtype must be None, 'float32' or 'float64'"),
@@ -1361,6 +1363,14 @@ def test_sizes_beyond_any_memory_are_refused_by_name(name, call):
     for size in (10**30, 2**63):
         with pytest.raises(ValueError, match=rf"^{name} must be at most {sys.maxsize}, got {size}"):
             call(size)
+
+
+@pytest.mark.parametrize("gates", ["gaussian", "sparse", "fourier", "difference"])
+@pytest.mark.parametrize("n_gates", [2**40, 2**62])
+def test_gates_that_do_not_fit_into_memory_are_refused_by_name(gates, n_gates):
+    model = ConvexAttentionRegressor(activation="gated_relu", gates=gates, n_gates=n_gates)
+    with pytest.raises(ValueError, match=rf"^n_gates must be at most \d+, whose directions .*, got {n_gates}"):
+        model.fit(np.arange(24.0).reshape(6, 2, 2), np.ones(6))
 
 
 def test_a_resume_that_is_no_path_is_refused_by_name():

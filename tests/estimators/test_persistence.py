@@ -506,6 +506,14 @@ def test_grids_of_any_kind_are_saved(kind, tmp_path):
     assert load_model(tmp_path / "model.npz").get_params()["alphas"] == [0.5, 0.25]
 
 
+@pytest.mark.parametrize("path", [None, 3, b"m.npz"])
+def test_what_is_no_path_is_refused_by_name(path):
+    model = ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0])
+    for call in (lambda: save_model(model, path), lambda: load_model(path)):
+        with pytest.raises(TypeError, match=rf"^path must be the path of a file, got {path!r}"):
+            call()
+
+
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(IsADirectoryError, match=r"path must be the name of a file, and .* is a folder"):
         save_model(ConvexAttentionRegressor().fit(X2, X2[:, 0]), tmp_path)

@@ -33,6 +33,12 @@ def test_units_do_not_matter(units):
     assert torch.equal(other.gates.masks(tokens), plain.gates.masks(tokens))
 
 
+@pytest.mark.parametrize("name", ["step_lengths", "widths", "trial_lengths"])
+def test_pairs_of_integers_that_numpy_does_not_have_are_read_as_floats(name):
+    found, expected = (search(a_point(), **{name: (size, 1)}) for size in (10**30, 1e30))
+    assert found.violation == expected.violation
+
+
 def test_restarts_that_ascend_in_parts_find_what_they_find_together():
     together, apart = search(a_point()), search(a_point(), temporary=1)
     assert apart.violation == pytest.approx(together.violation, rel=1e-9)

@@ -91,6 +91,20 @@ def test_what_is_found_violates_by_more_than_the_tolerance_and_is_not_alike(kind
     assert search(point, kind, tol=1.01 * found.violation).weights is None
 
 
+@pytest.mark.parametrize("name", ["tol", "temperature", "radius"])
+def test_integers_that_torch_does_not_have_are_read_as_floats(name):
+    with pytest.raises(ValueError, match=rf"^{name} must be a positive finite number, got 1000"):
+        Generation(**{name: 10**400})
+    found, expected = (search(dual_point(), "queries", **{name: size}) for size in (10**30, 1e30))
+    assert found.violation == expected.violation
+
+
+@pytest.mark.parametrize("name", ["step_lengths", "widths"])
+def test_pairs_of_integers_that_numpy_does_not_have_are_read_as_floats(name):
+    found, expected = (search(dual_point(), "gates", **{name: (size, 1)}) for size in (10**30, 1e30))
+    assert found.violation == expected.violation
+
+
 def test_queries_stay_in_their_ball_and_reach_its_rim():
     point = dual_point()
     for radius in (0.1, 3.0):

@@ -69,10 +69,14 @@ def test_the_threshold_of_huber(delta):
         Huber(delta)
 
 
-@pytest.mark.parametrize("largest", ["1", True, None, -1.0, math.nan])
+@pytest.mark.parametrize("largest", ["1", True, None, -1.0, math.nan, 10**400])
 def test_the_largest_alpha_of_a_grid(largest):
     with pytest.raises(ValueError, match="alpha_max must be finite and not negative, got"):
         alpha_grid(largest)
+
+
+def test_a_grid_from_an_integer_that_numpy_does_not_have():
+    assert alpha_grid(10**30, 2, 0.1) == alpha_grid(1e30, 2, 0.1)
 
 
 @every_follow
