@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from convexformer.nn.modules.base import check_not_half, seeded
 from convexformer.validation import check_flag
 from convexformer_solvers.io.npz import replacing
-from convexformer_solvers.validation import check_callback, check_counts
+from convexformer_solvers.validation import check_callback, check_counts, says_stop
 
 from .constraints import DescentConstraints
 from .data import Data, LayerLosses, Samples, as_dataset, batch_of, batches, check_layer_losses
@@ -273,7 +273,7 @@ class PrimalDual:
                 self._save(path)
                 bar.set_postfix(loss=f"{self.history_.losses[-1][-1]:.3e}", refresh=False)
                 bar.update()
-                if callback is not None and callback(self):
+                if says_stop(callback, self):
                     break
         self._load_best()
         self._judge(judged)

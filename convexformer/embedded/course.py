@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convexformer.nn.training.learning_rates import SCHEDULES
 from convexformer.validation import check_one_of, check_positive
-from convexformer_solvers.validation import check_callback
+from convexformer_solvers.validation import check_callback, says_stop
 
 from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
 from .state import EmbeddedState, EmbeddingInterrupted
@@ -71,7 +71,7 @@ def follow(
     state = start
     try:
         for state in states:
-            if callback is not None and is_look(state.step) and bool(callback(state)):
+            if is_look(state.step) and says_stop(callback, state):
                 break
     except KeyboardInterrupt as interrupt:
         raise EmbeddingInterrupted(state) from interrupt

@@ -50,6 +50,7 @@ from convexformer_solvers import (
 from convexformer_solvers.io.checkpoint import PathFile
 from convexformer_solvers.path import check_grid
 from convexformer_solvers.program import check_alpha
+from convexformer_solvers.validation import says_stop
 
 from .path_result import PathResult, norms_of_tokens
 from .samples import across_ranks
@@ -521,7 +522,7 @@ def _resuming(file: PathFile, program: Program, options: dict[str, Any]) -> dict
 
     def saving(progress: Progress) -> bool:
         file.save_progress(0, progress)
-        return callback is not None and bool(callback(progress))
+        return says_stop(callback, progress)
 
     start = options["start"]
     if stored is not None:

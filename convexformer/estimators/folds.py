@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from convexformer.validation import is_integer
 from convexformer_solvers import Callback, Progress, SolverResult, Status
+from convexformer_solvers.validation import says_stop
 
 T = TypeVar("T")
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]  # positions of training and of held-out samples
@@ -68,7 +69,7 @@ class Watch:
         def called(progress: Progress) -> bool:
             if self.stopped.is_set():
                 raise KeyboardInterrupt
-            return callback is not None and bool(callback(progress))
+            return says_stop(callback, progress)
 
         return called
 

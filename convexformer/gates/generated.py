@@ -34,7 +34,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.result import check_tol
 from convexformer_solvers.rounding import SUM
-from convexformer_solvers.validation import check_callback, check_counts, check_kind
+from convexformer_solvers.validation import check_callback, check_counts, check_kind, says_stop
 
 from .base import Gates, GatesInterrupted, GateSource, TrainingData
 from .search import DualPoint, Found, GateSearch
@@ -348,7 +348,7 @@ class _Generation:
         self.solved = self._solve(gates, masks)
         while True:
             found = self._search(self.solved)
-            stop = self.callback is not None and bool(self.callback(self.rounds[-1]))
+            stop = says_stop(self.callback, self.rounds[-1])
             if found.gates is None:
                 return GenerationEnd.NONE_FOUND
             if len(self.solved.gates) == self.max_gates:

@@ -19,7 +19,7 @@ from .points import Point
 from .program import Program
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
 from .solve import Callback, Options, reduced, solve_on, starting_point
-from .validation import as_dtype, check_counts, is_real
+from .validation import as_dtype, check_counts, is_real, says_stop
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
@@ -217,7 +217,7 @@ def iterate_path(
             def shown(progress: Progress) -> bool:
                 bar.set_postfix_str(f"gap {progress.certificate.relative_gap:.1e}", refresh=False)
                 bar.update(0)  # draws the bar, if the last time is long enough ago
-                return callback is not None and bool(callback(progress))
+                return says_stop(callback, progress)
 
             of_each = replace(options, callback=shown if verbose or callback is not None else None, verbose=False)
             for index, alpha in enumerate(grid):

@@ -22,7 +22,7 @@ from .reductions.base import Chain
 from .reductions.weights import DropZeroWeights, SimplePenalty
 from .result import History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 from .rounding import SINGLE
-from .validation import as_dtype, check_callback, check_counts, check_device, check_kind, warn_caller
+from .validation import as_dtype, check_callback, check_counts, check_device, check_kind, says_stop, warn_caller
 
 Callback = Callable[[Progress], "bool | None"]
 
@@ -303,9 +303,8 @@ class _Run:
         """Certify a point and ask the callback; the status that ends the run, if it does."""
         self.last = self.record(point)
         # The convergence test comes first: a converged point is converged whatever the callback says.
-        callback = self.options.callback
         with torch.set_grad_enabled(self.options.gradients):
-            stop = callback is not None and bool(callback(self.best))
+            stop = says_stop(self.options.callback, self.best)
         return Status.CONVERGED if self.is_within_tol else Status.STOPPED if stop else None
 
     def record(self, point: Point, only_if_better: bool = False) -> Point:

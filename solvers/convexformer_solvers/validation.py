@@ -90,6 +90,21 @@ def check_callback(callback: Any, argument: str) -> None:
         raise TypeError(f"callback must be None or callable with {argument}, got {callback!r}")
 
 
+def says_stop(callback: Any, *arguments: Any) -> bool:
+    """Whether a callback, if there is one, ends what calls it; ``TypeError`` if its answer is neither true nor false.
+
+    Examples
+    --------
+    >>> says_stop(None, 3), says_stop(lambda step: step > 2, 3)
+    (False, True)
+    """
+    answer = None if callback is None else callback(*arguments)
+    try:
+        return bool(answer)
+    except (TypeError, ValueError, RuntimeError) as error:  # of arrays, data frames and tensors
+        raise TypeError(f"callback must return True, False or None, got {type(answer).__name__}: {error}") from error
+
+
 def check_tensor(name: str, value: Any) -> None:
     """Raise ``TypeError`` unless the argument of that name is a tensor."""
     if not isinstance(value, Tensor):

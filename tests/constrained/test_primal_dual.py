@@ -388,6 +388,8 @@ def test_a_callback_ends_training():
     trainer = trainer_of()
     trainer.fit(samples(), n_epochs=9, callback=lambda trainer: seen.append(1) or len(seen) == 2)
     assert len(trainer.history_.losses) == 2
+    with pytest.raises(TypeError, match="callback must return True, False or None, got ndarray"):
+        trainer.fit(samples(), n_epochs=9, callback=lambda trainer: np.zeros(2))
 
 
 # Records

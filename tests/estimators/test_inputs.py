@@ -6,6 +6,7 @@ import sys
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -201,6 +202,14 @@ def test_bad_parameters_are_named(parameters, message):
 def test_a_callback_that_cannot_be_called_is_named(kind):
     with pytest.raises(TypeError, match="callback must be None or callable with a Progress, got 3"):
         kind(callback=3).fit(X, y)
+
+
+def test_answers_of_callbacks_that_are_neither_true_nor_false_are_named(tmp_path):
+    options = {"callback": lambda progress: np.zeros(2), "random_state": 0}
+    one, chosen = ConvexAttentionRegressor(**options), ConvexAttentionRegressorCV(**options)
+    for fit in (one.fit, partial(one.fit, resume=tmp_path / "fit.npz"), chosen.fit):
+        with pytest.raises(TypeError, match="callback must return True, False or None, got ndarray"):
+            fit(X, y)
 
 
 @pytest.mark.parametrize(
@@ -985,6 +994,8 @@ class TestTraining:
             TypeError, match="callback must be None or callable with the steps done and the objective, got 3"
         ):
             train(ConvexAttention(3, 2), **data, callback=3)
+        with pytest.raises(TypeError, match="callback must return True, False or None, got Tensor"):
+            train(ConvexAttention(3, 2), **data, callback=lambda step, objective: torch.zeros(2))
         with pytest.raises(ValueError, match="verbose must be True or False, got 'x'"):
             train(ConvexAttention(3, 2), **data, verbose="x")
 

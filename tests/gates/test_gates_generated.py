@@ -361,6 +361,12 @@ def test_wrong_starts_and_callbacks_are_named_before_anything_is_solved(problem)
         generate_gates(X, y, alpha=ALPHA, callback=3)
 
 
+def test_answers_of_callbacks_that_are_neither_true_nor_false_are_named(problem):
+    X, y, _ = problem
+    with pytest.raises(TypeError, match="callback must return True, False or None, got ndarray"):
+        generate_gates(X, y, alpha=ALPHA, callback=lambda step: np.zeros(2))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -342,6 +342,8 @@ class TestBoth:
     def test_a_callback_that_cannot_be_called_is_named(self, train):
         with pytest.raises(TypeError, match="callback must be None or callable with an EmbeddedState, got 3"):
             train(make_problem(), alpha=1.0, callback=3)
+        with pytest.raises(TypeError, match="callback must return True, False or None, got ndarray"):
+            train(make_problem(), alpha=1.0, callback=lambda state: np.zeros(2))
 
 
 def test_outputs_are_those_of_the_gated_heads_on_looked_up_tokens():

@@ -352,6 +352,13 @@ class TestStopping:
             with pytest.raises(TypeError, match="callback must be None or callable with a Progress, got 3"):
                 follow(make_program(), Fista(), callback=3)
 
+    def test_wrong_answers_of_callbacks(self):
+        for answer in (np.zeros(0), np.zeros(2), torch.zeros(2)):
+            for follow in (solve, solve_path):
+                with pytest.raises(TypeError, match="callback must return True, False or None, got "):
+                    follow(make_program(), Fista(), callback=lambda progress, answer=answer: answer)
+        assert solve(make_program(), Fista(), tol=0, callback=lambda progress: np.True_).status is Status.STOPPED
+
     def test_numpy_integers_are_iteration_counts(self):
         assert solve(make_program(), Fista(), tol=1.0, max_iter=np.int64(5)).n_iter <= 5
 

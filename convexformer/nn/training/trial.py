@@ -17,7 +17,7 @@ from convexformer.nn.training.learning_rates import SCHEDULES
 from convexformer.nn.training.stopwatch import Stopwatch
 from convexformer.validation import check_one_of, check_optional_counts
 from convexformer_solvers import Loss, Penalty
-from convexformer_solvers.validation import check_callback, check_counts, is_real
+from convexformer_solvers.validation import check_callback, check_counts, is_real, says_stop
 
 from .history import End, TrainingHistory
 
@@ -249,7 +249,7 @@ class Trial:
             objective = self._objective_of_all()
         if objective is not None:
             self._record(objective)
-            if self.settings.callback is not None and bool(self.settings.callback(self.step, objective)):
+            if says_stop(self.settings.callback, self.step, objective):
                 return "callback"
         if due:
             self.bar.set_postfix(objective=f"{objective:.3e}", refresh=False)
