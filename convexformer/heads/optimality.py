@@ -28,6 +28,7 @@ from convexformer_solvers import (
     LinearMap,
     Loss,
     Penalty,
+    Program,
     Solver,
     certify,
     get_penalty,
@@ -240,7 +241,7 @@ def optimality_gap(
     excess = heads.decay() - float(program.penalty.value(start[0]))  # of the decay over the penalty
     objective = start_objective + heads.alpha * excess if reading.objective is None else reading.objective
     bound = certificate.dual if covered else math.nan
-    exact = covered and _has_enough(heads, refit)
+    exact = covered and _has_enough(heads, refit, tokens, program)
     return OptimalityGap(
         objective=objective,
         bound=bound,
@@ -337,10 +338,14 @@ def _given(alpha: float | None) -> float:
     return alpha
 
 
-def _has_enough(heads: Heads | SequenceHeads, refit: Heads | SequenceHeads) -> bool:
-    """Whether there are as many heads as in the re-fit, behind each gate."""
-    have, need = (Counter(part.gate_of_heads()) for part in (heads, refit))
-    return all(have[gate] >= count for gate, count in need.items())
+def _has_enough(heads: Heads | SequenceHeads, refit: Heads | SequenceHeads, tokens: Any, program: Program) -> bool:
+    """Whether there are as many heads as in the re-fit, behind each set of gates that select the same samples."""
+    kinds = [0]
+    if isinstance(heads, Heads) and heads.gates is not None:
+        counted = heads.gates.masks(tokens)[program.weight > 0]
+        kinds = torch.unique(counted, dim=1, return_inverse=True)[1].tolist()
+    have, need = (Counter(kinds[gate] for gate in part.gate_of_heads()) for part in (heads, refit))
+    return all(have[kind] >= count for kind, count in need.items())
 
 
 def _remark(covered: bool, exact: bool, has_fewer: bool) -> str:

@@ -12,6 +12,7 @@ from convexformer import (
     ConvexAttentionClassifier,
     ConvexAttentionRegressor,
     ConvexSequenceRegressor,
+    Gates,
     GaussianGates,
     Heads,
     SequenceAttention,
@@ -224,6 +225,23 @@ def test_heads_may_be_too_few_behind_some_gates_alone():
     index = np.zeros(result.n_heads_sufficient, dtype=int)
     network = ConvexAttention(5, 3, 1, n_heads=len(index), gates=gates, gate_index=index)
     assert "fewer heads behind some of its gates" in str(optimality_gap(network, X, y, 0.05))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_heads_behind_any_gate_that_selects_the_same_samples_are_enough(weighted):
+    X, Y = data()
+    one, weight = Gates([[1.0, 0.0, 0.0]], [[1.0, 0.0]]), torch.ones(len(X))
+    two = Gates(np.repeat(one.u1, 2, axis=0), [[1.0, 0.0], [2.0, 0.0]])
+    if weighted:  # the gates select the same samples of those that count
+        two = Gates(two.u1, [[1.0, 0.0], [1.0, 0.5]])
+        weight = (~torch.logical_xor(*two.masks(X).T)).double()
+        assert 0 < weight.sum() < len(X)
+    network = ConvexAttention(3, 2, 2, n_heads=20, gates=two, gate_index=np.ones(20, dtype=int)).double()
+    result = optimality_gap(network, X, Y, ALPHA, sample_weight=weight)
+    assert set(result.refit.gate_index.tolist()) == {0, 1}
+    assert result.exact
+    few = ConvexAttention(3, 2, 2, n_heads=2, gates=two, gate_index=np.array([0, 1])).double()
+    assert not optimality_gap(few, X, Y, ALPHA, sample_weight=weight).exact
 
 
 def test_softmax_attention_gets_no_bound():
