@@ -19,6 +19,7 @@ from convexformer.datasets._lines import text_lines
 from convexformer.experiments.settings import ExperimentSettings, check_each
 from convexformer.unfolded import padding_mask
 from convexformer.validation import check_integers, check_positive
+from convexformer_solvers.draws import standard_normal
 from convexformer_solvers.validation import check_counts
 
 _DOCUMENTATION = "documentation"
@@ -149,7 +150,7 @@ def with_noise(tokens: Tensor, present: Tensor, deviation: float, generator: tor
     """Real tokens with Gaussian noise; without a generator, from torch's global one."""
     if deviation == 0:
         return tokens
-    noise = torch.randn(tokens.shape, generator=generator).to(tokens)
+    noise = standard_normal(tokens.shape, generator or torch.default_generator).to(tokens)
     return tokens + deviation * noise * present[..., None]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from .algorithms.base import Solver
 from .certificate import certify
+from .draws import standard_normal
 from .linear_maps.base import LinearMap
 from .linear_maps.dense import DenseMap
 from .losses import get_loss
@@ -48,10 +50,18 @@ def _assert_all(identities: _Identities) -> None:
             raise AssertionError(f"{message}: they differ by {difference:.3e}")
 
 
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    """New tensors on the CPU, whatever torch's default device is."""
+    with torch.device("cpu"):
+        yield
+
+
 def _normal(generator: Generator, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return standard_normal(shape, generator, torch.float64)
 
 
+@_on_cpu()
 def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     """Test a loss: derivatives, smoothness, convexity, Fenchel-Young and the bookkeeping for certificates.
 
@@ -200,6 +210,7 @@ def _smoothed_loss(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identi
             yield from _conjugate(smooth, point, move, y)
 
 
+@_on_cpu()
 def check_penalty(
     penalty: Penalty, seed: int = 0, n_outputs: int | None = None, shape: tuple[int, ...] | None = None
 ) -> None:
@@ -352,6 +363,7 @@ def _atoms(penalty: Penalty, correlation: Tensor) -> _Identities:
         yield "an atom's excess is not its inner product", (atom * correlation).sum(), alpha * (1 + more)
 
 
+@_on_cpu()
 def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
     """Test a linear map: adjoint, matrix, precision of its products and the norm estimate.
 
@@ -438,6 +450,7 @@ def _of_blocks(linear_map: LinearMap, matrix: Tensor, generator: Generator) -> _
         yield "restricted does not hold the columns of the blocks", restricted, part
 
 
+@_on_cpu()
 def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
     """Test a solver: certified optima on small programs, zero at alpha_max, warm starts, exact zeros, no side effects.
 

@@ -4,9 +4,16 @@ import json
 from functools import partial
 
 import pytest
+import torch
+from stand_in_device import NAME, stand_in
 
 from convexformer.experiments import finished_seeds
 from convexformer.experiments.common import Unit, begin_report, medians, run_units, thinned, write_json
+from convexformer.experiments.constrained.text_models import Readout
+from convexformer.experiments.constrained.video import denoising_losses
+from convexformer.experiments.corpora import with_noise
+from convexformer.experiments.unfolded.aim import QuadraticPair
+from convexformer.unfolded import UnrolledTransformer
 
 
 @pytest.fixture
@@ -26,6 +33,30 @@ def squares(n_seeds, began):
         return [{"seed": seed, "value": seed**2}]
 
     return [Unit("runs", f"seed {seed}", {"seed": seed}, partial(run_seed, seed)) for seed in range(n_seeds)]
+
+
+def drawn_numbers(network, tokens, real):
+    pair, start = QuadraticPair.random(3, 2, seed=0)
+    return (
+        with_noise(tokens, real, 0.5, torch.Generator().manual_seed(0)),
+        with_noise(tokens, real, 0.5),
+        denoising_losses(noise=0.5, unit=1.0)(network, (tokens,)),
+        Readout(4, 2, seed=0).linear.weight.cpu(),
+        pair.b1,
+        start,
+    )
+
+
+def test_the_default_device_of_torch_changes_no_numbers_of_experiments():
+    given = UnrolledTransformer(2, n_layers=2, seed=0), torch.ones(4, 3, 2), torch.ones(4, 3)
+    torch.manual_seed(0)
+    wanted = drawn_numbers(*given)
+    torch.manual_seed(0)
+    with stand_in(), torch.device(NAME):
+        found = drawn_numbers(*given)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.device.type == "cpu"
+        torch.testing.assert_close(one, other)
 
 
 def test_finished_seeds_are_kept_and_the_missing_ones_run(path):

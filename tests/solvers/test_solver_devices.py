@@ -12,10 +12,16 @@ from convexformer_solvers import (
     SOLVERS,
     Admm,
     ColumnGeneration,
+    DenseMap,
     GroupNuclear,
     LinearMap,
     alpha_grid,
     certify,
+    check_loss,
+    check_map,
+    check_penalty,
+    check_solver,
+    get_loss,
     get_solver,
     solve,
     solve_path,
@@ -108,3 +114,19 @@ def test_norms_of_singular_values(dtype, rank, accelerator):
         assert largest.dtype == total.dtype == dtype
         torch.testing.assert_close(largest.cpu().double(), values[..., 0], rtol=1e-13 + 4 * eps, atol=0.0)
         torch.testing.assert_close(total.cpu().double(), values.sum(-1), rtol=1e-12 + 4 * eps, atol=0.0)
+
+
+def test_checks_and_their_targets_are_on_the_cpu_whatever_the_default_device():
+    class Wrong(DenseMap):
+        def rmatvec(self, values):
+            return 2 * super().rmatvec(values)
+
+    data = randn(12, 3, 2)
+    with torch.device("meta"):
+        assert get_loss("squared").example_target(3, 2, torch.Generator()).device.type == "cpu"
+        check_loss(get_loss("softmax"))
+        check_penalty(GroupNuclear())
+        check_solver(get_solver("fista"))
+        check_map(DenseMap(data))
+        with pytest.raises(AssertionError, match="not the adjoint"):
+            check_map(Wrong(data))

@@ -21,7 +21,7 @@ ROOT = Path(convexformer_solvers.__file__).parent
 
 # From what imports nothing to what may import all; folders and files directly in the package.
 LAYERS = (
-    ("validation", "memory", "rates", "rounding"),
+    ("validation", "memory", "rates", "rounding", "draws"),
     ("losses", "penalties", "linear_maps"),
     ("program",),
     ("points", "certificate", "result"),

@@ -14,6 +14,7 @@ from convexformer.constrained import LayeredClassifier, LayerReadouts
 from convexformer.experiments.corpora import Corpus, Part, deviation_of, with_noise
 from convexformer.nn import sample_losses
 from convexformer.unfolded import padding_mask
+from convexformer_solvers.draws import standard_normal
 
 from .common import Task
 from .text_settings import ConstrainedTextSettings
@@ -42,7 +43,7 @@ class Readout(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.linear = nn.Linear(width, n_outputs)
         with torch.no_grad():
-            self.linear.weight.copy_(torch.randn(n_outputs, width, generator=generator) / width**0.5)
+            self.linear.weight.copy_(standard_normal((n_outputs, width), generator) / width**0.5)
             self.linear.bias.zero_()
 
     def layer_outputs(self, states: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from convexformer.experiments.common import Unit, begin_report, finish_report, n
 from convexformer.nn.modules.base import seeded
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer, frame_patches, frames_from_patches
 from convexformer.validation import check_device
+from convexformer_solvers.draws import standard_normal
 
 from .common import METHODS, PARTS, Method, Task, Trained, search, train_once
 from .video_figures import draw_figures
@@ -147,7 +148,7 @@ def denoising_losses(noise: float, unit: float) -> LayerLosses:
 
     def layer_losses(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
         (clean,) = batch
-        outputs = model.layer_outputs(clean + noise * torch.randn(clean.shape).to(clean))
+        outputs = model.layer_outputs(clean + noise * standard_normal(clean.shape, torch.default_generator).to(clean))
         return (outputs - clean).square().mean((-2, -1)) / unit
 
     return layer_losses
@@ -403,7 +404,7 @@ def _ablate(
 
 def _noisy(clean: Tensor, noise: float) -> Tensor:
     """Clean patches with noise that is the same for all methods and seeds."""
-    return clean + noise * torch.randn(clean.shape, generator=torch.Generator().manual_seed(_TEST_SEED)).to(clean)
+    return clean + noise * standard_normal(clean.shape, torch.Generator().manual_seed(_TEST_SEED)).to(clean)
 
 
 @torch.no_grad()

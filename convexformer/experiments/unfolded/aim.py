@@ -19,6 +19,7 @@ from torch import Tensor
 from convexformer import plot
 from convexformer.unfolded.aim import DescentCondition, aim_step, descent_condition
 from convexformer.unfolded.regions import DescentRegion, clipping_index
+from convexformer_solvers.draws import standard_normal
 from convexformer_solvers.validation import check_counts, is_real
 
 PRINTED_STEP = 0.05
@@ -76,8 +77,9 @@ class QuadraticPair:
         pair, start
         """
         generator = torch.Generator().manual_seed(seed)
-        w1, w2 = (0.1 * torch.randn(m, m, generator=generator, dtype=torch.float64) for m in (d, n))
-        b1, b2, start = (torch.rand(n, d, generator=generator, dtype=torch.float64) for _ in range(3))
+        w1, w2 = (0.1 * standard_normal((m, m), generator, torch.float64) for m in (d, n))
+        options: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
+        b1, b2, start = (torch.rand(n, d, **options) for _ in range(3))
         return cls(w1, w2, b1, b2), 2 * start
 
     def gradient_f(self, y: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from convexformer.gates import Gates
 from convexformer.validation import HALF, as_tensor, is_integer, mask_of
 from convexformer_solvers import Loss, Penalty, get_loss
+from convexformer_solvers.draws import standard_normal
 from convexformer_solvers.validation import check_tensor, is_real
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -113,7 +114,7 @@ def normal_draws(seed: int) -> Callable[..., Tensor]:
     generator = torch.Generator().manual_seed(check_seed(seed))
 
     def draw(*shape: int) -> Tensor:
-        drawn = torch.randn(shape, generator=generator, device=generator.device)
+        drawn = standard_normal(shape, generator)
         return torch.empty(shape).copy_(drawn)  # on the default device
 
     return draw

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer_solvers.certificate import certify
+from convexformer_solvers.draws import standard_normal
 from convexformer_solvers.program import Program
 from convexformer_solvers.result import History, Progress, SolverResult, Status
 
@@ -140,14 +141,13 @@ class PathFile:
 def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
     """Shapes, names and checksums that tell a program, whatever its ``alpha``, and a grid of alphas from others."""
     generator = torch.Generator().manual_seed(0)
-    like: dict[str, Any] = {"dtype": torch.float64, "device": generator.device}
-    vector = torch.randn((*program.map.feature_shape, 1), generator=generator, **like)
+    vector = standard_normal((*program.map.feature_shape, 1), generator, torch.float64)
 
     def described(part: Any) -> str:
         return repr(part) if dataclasses.is_dataclass(part) else type(part).__qualname__
 
     scores = program.map.matvec(vector.to(program.map.device))
-    coef = torch.randn(program.coef_shape, generator=generator, **like).to(scores.device)
+    coef = standard_normal(program.coef_shape, generator, torch.float64).to(scores.device)
     pred = scores / scores.abs().amax().clamp(min=1) * coef.reshape(-1, coef.shape[-1])[0]  # where losses are finite
     return {
         "coef_shape": list(program.coef_shape),
@@ -169,7 +169,7 @@ def _checksum(values: Tensor) -> list[float]:
     """Norm of an array and a random projection of each column, which differ between machines by rounding."""
     rows = values.detach().double().cpu().reshape(len(values), -1)
     generator = torch.Generator().manual_seed(1)
-    direction = torch.randn(len(rows), generator=generator, dtype=torch.float64, device=generator.device)
+    direction = standard_normal((len(rows),), generator, torch.float64)
     return [float(torch.linalg.vector_norm(rows)), *(direction @ rows).tolist()]
 
 

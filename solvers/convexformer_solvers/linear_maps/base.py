@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from convexformer_solvers.draws import standard_normal
 from convexformer_solvers.rates import Rates, machine_rates
 
 from .config import CONFIG
@@ -333,8 +334,7 @@ class LinearMap(InParts, ABC):
                 share = share * float(weight.sum() / share.sum())
                 return self.rows(index).squared_norm(share, center, n_steps)
         generator = torch.Generator().manual_seed(0)
-        vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype, device=generator.device)
-        vector = vector.to(weight.device)
+        vector = standard_normal((*self.feature_shape, 1), generator, weight.dtype).to(weight.device)
         value = 0.0
         for _ in range(n_steps):
             norm = float(torch.linalg.vector_norm(vector))

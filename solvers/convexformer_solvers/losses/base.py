@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from convexformer_solvers.draws import standard_normal
 from convexformer_solvers.validation import take_former_names
 
 from .intercept import LossAtIntercepts, best_intercept
@@ -121,7 +122,7 @@ class Loss(ABC):
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
         """Random float64 targets of that shape, on which ``check_loss`` and the tests try the loss."""
-        return torch.randn((n_samples, n_outputs), generator=generator, dtype=torch.float64)
+        return standard_normal((n_samples, n_outputs), generator, torch.float64)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)`` for ``"exact"``; `y` and `weight` are arrays."""

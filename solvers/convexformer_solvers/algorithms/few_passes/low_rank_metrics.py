@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from convexformer_solvers.draws import standard_normal
 from convexformer_solvers.linear_maps.base import LinearMap, Slopes, even_rows
 from convexformer_solvers.program import Program
 
@@ -70,7 +71,7 @@ class LowRankMetrics(Metrics):
 def _random(n_features: int, rank: int, like: Tensor) -> Tensor:
     """Directions at random, as many as the rank or the features."""
     generator, shape = torch.Generator().manual_seed(0), (n_features, min(rank, n_features))
-    return torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+    return standard_normal(shape, generator, like.dtype).to(like.device)
 
 
 def _products(linear_map: LinearMap, coef: Tensor, slopes: _CurvatureSlopes) -> tuple[Tensor, Tensor]:
