@@ -12,11 +12,12 @@ from convexformer import cli
 from convexformer.datasets._sentences import read_sentences
 from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
 from convexformer.experiments.corpora import load_corpus, read_labelled_sentences
-from convexformer.experiments.unfolded import FILE, experiment, figures
+from convexformer.experiments.unfolded import FILE, descent, experiment, figures
 from convexformer.experiments.unfolded.aim import draw_regions
 from convexformer.experiments.unfolded.classification import METHODS
 from convexformer.experiments.unfolded.report import summarise
 from convexformer.experiments.unfolded.variants import VARIANTS
+from convexformer.unfolded import descent_report
 
 GUARANTEED = "joint step (guaranteed)"
 
@@ -273,3 +274,22 @@ def test_bad_corpora(sources, settings, source, changes, message):
 def test_bad_settings(change, message):
     with pytest.raises(ValueError, match=message):
         UnfoldedSettings(**change)
+
+
+def test_energies_of_any_device_are_the_same(settings, accelerator, monkeypatch):
+    devices = set()
+
+    def on_cpu(network, tokens, mask):
+        devices.update(tensor.device.type for tensor in (*network.parameters(), tokens, mask))
+        return descent_report(network.cpu(), tokens.cpu(), mask.cpu())  # the stand-in makes no module one of doubles
+
+    monkeypatch.setattr(descent, "descent_report", on_cpu)
+    corpus = load_corpus(settings.corpora[0], settings)
+    here, there = (
+        descent.measure_descent(corpus, dataclasses.replace(settings, device=device), 0)
+        for device in (None, accelerator)
+    )
+    assert devices == {"cpu", accelerator}
+    for one, other in zip(there, here, strict=True):
+        np.testing.assert_allclose(one.pop("quantiles"), other.pop("quantiles"), rtol=1e-3, atol=1e-5)
+        assert one == other

@@ -41,7 +41,7 @@ def measure_descent(corpus: Corpus, settings: UnfoldedSettings, seed: int) -> li
         energy rises in any layer, ``rises`` per layer, ``guaranteed``, and ``quantiles`` of the energies after each
         layer relative to that after the first.
     """
-    training, _, test = corpus.split(seed)
+    training, _, test = (part.to(settings.device) for part in corpus.split(seed))
     tokens = test.tokens[: settings.n_shown]
     rows = []
     for weights, source in _sources(training, settings, seed).items():
@@ -70,8 +70,8 @@ def _sources(training: Any, settings: UnfoldedSettings, seed: int) -> dict[str, 
     _, n_tokens, n_features = training.tokens.shape
     network = UnfoldedNetwork(
         n_tokens, n_features, training.y.shape[1], n_layers=settings.n_layers, mode="aim", seed=seed
-    )
-    initial = UnfoldedTransformer(n_features, settings.n_layers, "aim")
+    ).to(settings.device)
+    initial = UnfoldedTransformer(n_features, settings.n_layers, "aim").to(settings.device)
     initial.load_state_dict(network.transformer.state_dict())
     history = train(
         network,
