@@ -222,10 +222,7 @@ class BlockDescent(PrimalDualSolver):
         products = program.null_correlation.flatten().cpu().numpy()
         if previous is not None and start.correlation is not None:
             # Rounding of the Gram matrix then goes by the distance from the point whose correlation is known better.
-            # Blocks of the state come first: sets in the form "gram" only grow, at their end.
-            behind = np.zeros_like(products)
-            behind[: len(previous.dual.coef)] = previous.dual.coef
-            products = start.correlation.flatten().cpu().numpy() + gram @ behind
+            products = start.correlation.flatten().cpu().numpy() + gram @ previous.dual.coef
         square = float(program.mean(program.null_dual_point.square().sum(1)))
         width, known = program.coef_shape[-2], None if previous is None else previous.inner
         with _numpy_on_one_thread, np.errstate(over="raise", invalid="raise"):
@@ -233,8 +230,12 @@ class BlockDescent(PrimalDualSolver):
             point = inner.at(start.coef.to(program.y).flatten().cpu().numpy().copy())
         return State(inner, point, point, math.inf, point)
 
-    def on_other_blocks(self, state: State, moved: Callable[[Tensor], Tensor]) -> State:
-        return state
+    def on_other_blocks(self, state: State, moved: Callable[[Tensor], Tensor]) -> State | None:
+        dual = state.dual
+        coef = moved(torch.as_tensor(dual.coef).view(-1, state.inner.width, 1)).numpy().ravel()
+        if np.count_nonzero(coef) < np.count_nonzero(dual.coef):  # the dual point needs blocks that have left
+            return None
+        return state._replace(dual=GramPoint(coef, dual.correlation))
 
     def step(self, program: Program, state: State) -> State:
         inner = state.inner

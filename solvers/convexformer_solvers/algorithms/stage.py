@@ -142,6 +142,11 @@ def begun(stage: Stage, program: Program, start: Point, before: Running | None =
     return _started(stage, Chain.of(program, stage.reductions, None if before is None else before.chain), start, known)
 
 
+def goes_on(stage: Stage, before: Running) -> bool:
+    """Whether a stage carries a state of the stage before, which is that of another algorithm where this is another."""
+    return stage.carries and type(stage.algorithm) is type(before.stage.algorithm)
+
+
 def carried(stage: Stage, program: Program, before: Running) -> Running:
     """The stage from the state of the same algorithm in the stage before."""
     chain = Chain.of(program, stage.reductions, before.chain)

@@ -244,7 +244,7 @@ def _moved(coef: Tensor, state: _State, blocks: Tensor) -> Tensor:
     """Coefficients of a set, or of its first blocks, on other blocks."""
     of_set = _by_block(coef)
     of_all = coef.new_zeros((math.prod(state.whole.coef.shape[:-2]), *coef.shape[-2:]))
-    return of_all.index_copy_(0, state.blocks[: len(of_set)], of_set)[blocks]
+    return of_all.index_copy_(0, state.blocks[: len(of_set)].to(coef.device), of_set)[blocks.to(coef.device)]
 
 
 def _of_all_blocks(program: Program, inner: Running) -> Point:

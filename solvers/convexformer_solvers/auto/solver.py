@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from convexformer_solvers.algorithms.base import Solver
-from convexformer_solvers.algorithms.stage import Running, Stage, begun, begun_again, carried, stepped
+from convexformer_solvers.algorithms.stage import Running, Stage, begun, begun_again, carried, goes_on, stepped
 from convexformer_solvers.algorithms.working_set import WorkingSet
 from convexformer_solvers.points import Point, completed, null_point
 from convexformer_solvers.program import Program
@@ -109,7 +109,7 @@ class Auto(Solver):
 def _next(program: Program, state: _State) -> _State:
     """The next stage, from where this one stopped."""
     before, (stage, *later) = state.running, state.later
-    if stage.carries and later and before.n_steps >= stage.max_steps:
+    if later and goes_on(stage, before) and before.n_steps >= stage.max_steps:
         stage, *later = later
     try:
         return _begun(program, stage, tuple(later), state)
@@ -122,7 +122,7 @@ def _next(program: Program, state: _State) -> _State:
 def _begun(program: Program, stage: Stage, later: tuple[Stage, ...], state: _State) -> _State:
     """A stage at its first step."""
     before = state.running
-    if stage.carries and before.best is not None:
+    if goes_on(stage, before) and before.best is not None:
         return state._replace(running=carried(stage, program, before), later=later)
     algorithm = before.stage.algorithm
     outgrown = state.outgrown or (isinstance(algorithm, WorkingSet) and not algorithm.is_exact(before.inner))

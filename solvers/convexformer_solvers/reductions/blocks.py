@@ -82,7 +82,8 @@ class Compress(Reduction):
     def restrict(self, point: Point, data: _Root) -> Point:
         # The predictions whose dual point has the correlation of the original one.
         on_blocks = Restrict(self.blocks).restrict(point, ())
-        assert on_blocks.correlation is not None
+        if on_blocks.correlation is None:
+            return Point(on_blocks.coef)
         theta = data.scale * data.solver.solve_lower(self.target - on_blocks.correlation.flatten(0, 1))
         return Point(on_blocks.coef, pred=torch.cat([theta, torch.zeros_like(theta[:1])]))
 

@@ -25,6 +25,7 @@ from convexformer_solvers import (
     solve,
 )
 from convexformer_solvers.algorithms.block_descent import BlockDescent
+from convexformer_solvers.algorithms.fista import GreedyFista
 from convexformer_solvers.algorithms.stage import Stage, begun, stepped
 from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 from convexformer_solvers.auto import plan
@@ -90,6 +91,20 @@ def test_what_a_look_says_is_true_of_all_blocks(algorithm, form, intercept):
         torch.testing.assert_close(point.correlation, program.weighted_adjoint(point.dual), rtol=1e-9, atol=1e-12)
         assert solver.gap_estimate(program, state) == gap_estimate(program, point)
     assert looks >= 2
+
+
+@pytest.mark.parametrize("form", ["samples", "root", "gram"])
+@pytest.mark.parametrize("algorithm", [BlockDescent(), GreedyFista()], ids=lambda part: part.name)
+def test_states_that_are_taken_over_along_a_path_lead_to_its_optima(algorithm, form):
+    # Features that are much alike, so that blocks leave the set and others take their places.
+    data = (randn(60, 3, seed=4) @ randn(3, 60, seed=104) + 0.3 * randn(60, 60, seed=204)).view(60, 30, 2)
+    y = DenseMap(data).matvec(randn(30, 2, 1, seed=304))
+    program = Program(DenseMap(data), y, Squared(), GroupL2(), 1.0)
+    alphas = [ratio * program.alpha_max for ratio in (0.2, 0.05)]
+    results = iterate_path(program, working_set(algorithm, 20, form, wait=2), alphas, tol=1e-6)
+    for alpha, result in zip(alphas, results, strict=True):
+        wanted = solve(program.with_alpha(alpha), Admm(), tol=1e-8).certificate.primal
+        assert result.certificate.primal == pytest.approx(wanted, abs=2e-6 * program.null_value)
 
 
 def test_the_set_grows_to_the_active_blocks_and_stays_small():

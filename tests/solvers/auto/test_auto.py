@@ -30,6 +30,7 @@ from convexformer_solvers import (
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.admm.rho import largest_rho
 from convexformer_solvers.algorithms.base import Solver
+from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.stage import Patience, Stage
 from convexformer_solvers.points import Point, null_point
@@ -328,6 +329,19 @@ def test_a_last_stage_that_carries_on_a_stage_out_of_steps_ends_the_solve():
     stages = Stage(Admm(), "a start", 3, (SinglePrecision(),)), Stage(Admm(), "its last steps", 3, carries=True)
     with pytest.warns(ConvergenceWarning, match="certified relative gap"):
         assert solve(program, with_stages(*stages), tol=1e-12).n_iter <= 2 * 3
+
+
+@pytest.mark.parametrize("max_steps", [1, 50])
+def test_a_stage_that_carries_begins_anew_after_another_algorithm(max_steps):
+    program = make_program("squared", n=40, c=1, ratio=0.01)
+    first = Stage(BlockDescent(), "another algorithm", 2, patience=Patience())
+    last = Stage(Fista(), "not needed")
+    stages = first, Stage(Admm(), "carries nothing", max_steps, carries=True), last
+    state = with_stages(*stages).init(program, null_point(program))
+    for _ in range(3):
+        state = with_stages(*stages).step(program, state)
+    assert isinstance(state.running.stage.algorithm, Admm)
+    assert solve(program, with_stages(*stages), tol=1e-8).certificate.relative_gap <= 1e-8
 
 
 def test_a_path_of_admm_whose_rho_is_never_set_anew():
