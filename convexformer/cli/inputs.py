@@ -162,10 +162,14 @@ def _load_targets(path: Path) -> dict[str, Any]:
     file = file_of(path)
     if not file.exists():
         raise CommandError(f"no file at {path}")
-    from convexformer.storage.opening import array_of
-
     if not _is_file_of_numpy(path):
-        return _arrays_in(file, *_PER_SAMPLE) | {"y": array_of(path, "--targets", "y")}
+        name = "y" if file == path else os.fspath(path).rpartition(":")[2]
+        if (y := _array_in(file, name)) is None:
+            raise CommandError(
+                f"--targets={os.fspath(path)!r} holds no array {name!r} of numbers or text; give an .npy file of y, or "
+                f"{file}:NAME with the name of one that it holds"
+            )
+        return _arrays_in(file, *_PER_SAMPLE) | {"y": y}
     if path.suffix != ".npy":
         if path.suffix != ".npz" and not zipfile.is_zipfile(path):
             makes_one = f"np.save({path.with_suffix('.npy').name!r}, y)"

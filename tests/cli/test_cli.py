@@ -243,7 +243,9 @@ def test_targets_are_an_array_of_any_file(name, tmp_path, capsys):
         found = run_json(capsys, "predict", tmp_path / "X.npy", "--targets", targets, *out)
         assert found["score"] == pytest.approx(report["train_score"], rel=1e-9)
     assert cli.main(["fit", str(tmp_path / "X.npy"), "--targets", f"{tmp_path / name}:third"]) == 1
-    assert re.search(f"--targets='.*{name}:third' .* no array 'third'", capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.search(f"--targets='.*{name}:third' .* no array 'third'", said)
+    assert re.search(rf"give an \.npy file of y, or .*{name}:NAME", said)
     before = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     for target in (tmp_path / name, f"{tmp_path / name}:half"):
         assert (
