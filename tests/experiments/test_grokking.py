@@ -16,7 +16,7 @@ from convexformer.experiments.grokking import FILE, METHODS, experiment, learned
 from convexformer.experiments.grokking.data import describe_table, make_split
 from convexformer.experiments.grokking.figures import _draw_steps, _on_one_grid, draw_figures
 from convexformer.experiments.grokking.methods import chosen_methods
-from convexformer.experiments.grokking.report import summarise
+from convexformer.experiments.grokking.report import remark, summarise
 from convexformer.experiments.grokking.watch import COURSE, Watch
 from convexformer_solvers import Certificate
 
@@ -329,6 +329,14 @@ def test_the_text_has_the_test_loss_at_the_end_beside_the_accuracy():
     assert dict(zip(titles, cells, strict=False))["test loss then"] == "0.750"
     assert dict(zip(titles, cells, strict=False))["last test loss"] == "0.125"
     assert titles.index("last test loss") == titles.index("last test accuracy") + 1
+
+
+def test_the_test_loss_then_is_that_of_the_seeds_that_got_there():
+    run = {"p": 5, "seed": 0, "method": "network", "convex": False, "train_step": 10, "n_steps": 50, "steps": 50}
+    runs = [run | {"test_step": 30, "test_loss_then": 0.75}, run | {"seed": 1, "test_step": None}]
+    (row,) = summarise(runs)["medians"]
+    assert (row["test_loss_then"], row["n_reached"], row["test_step"]) == (0.75, 1, None)
+    assert "test loss then = that of the seeds that got there, alone." in remark(GrokkingSettings.small())
 
 
 def test_bands_are_drawn_on_one_grid_and_ended_runs_keep_their_value():
