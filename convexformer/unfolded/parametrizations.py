@@ -85,7 +85,7 @@ class SymmetricEigenvalues(nn.Module):
         known = {} if _COMPUTED.known is None else _COMPUTED.known
         key = (id(weight), self.limit)
         if key not in known:  # the weight is kept, too, so that no other takes its id meanwhile
-            known[key] = (weight, _ClippedEigenvalues.apply((weight + weight.mT) / 2, self.limit))
+            known[key] = (weight, _ClippedEigenvalues.apply((weight + weight.mT) / 2, self.limit)[0])
         return known[key][1]
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -94,19 +94,25 @@ class SymmetricEigenvalues(nn.Module):
 
 
 class _ClippedEigenvalues(torch.autograd.Function):
-    """Symmetric matrix with its eigenvalues clipped."""
+    """Symmetric matrix with its eigenvalues clipped, and what the derivative is made of."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, symmetric: Tensor, limit: float) -> Tensor:
+    def forward(symmetric: Tensor, limit: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(decomposable(symmetric))
         clipped = values.clamp(-limit, limit)
-        ctx.save_for_backward(values, clipped, vectors)
-        ctx.limit = limit
-        return ((vectors * clipped) @ vectors.mT).to(symmetric)
+        return ((vectors * clipped) @ vectors.mT).to(symmetric), values, clipped, vectors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, ...]) -> None:
+        ctx.limit, parts = inputs[1], output[1:]
+        ctx.mark_non_differentiable(*parts)
+        ctx.save_for_backward(*parts)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor, None]:
         values, clipped, vectors = ctx.saved_tensors
         distance = values[:, None] - values
         inside = (values.abs() < ctx.limit).to(values)

@@ -366,6 +366,21 @@ def test_copies_train_what_the_layer_trains(frozen):
         assert {name: parameter.requires_grad for name, parameter in other.named_parameters()} == wanted
 
 
+def test_limited_layers_have_jacobians_of_their_tokens_and_weights():
+    layer, tokens = UnfoldedLayer(2, "aim", eigenvalue_limit=0.1).double(), draw(0, 3, 2)
+    names, weights = zip(*layer.named_parameters(), strict=True)
+
+    def output(tokens, *weights):
+        return torch.func.functional_call(layer, dict(zip(names, weights, strict=True)), (tokens,))
+
+    places = tuple(range(1 + len(names)))
+    found = torch.func.jacrev(output, places)(tokens, *weights)
+    for one, wanted in zip(found, torch.autograd.functional.jacobian(output, (tokens, *weights)), strict=True):
+        torch.testing.assert_close(one, wanted)
+    batch = draw(1, 4, 3, 2)
+    torch.testing.assert_close(torch.func.vmap(layer)(batch), layer(batch))
+
+
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["copy", "file"]
 )
