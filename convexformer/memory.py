@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from convexformer.validation import is_integer
-from convexformer_solvers.memory import free_memory
+from convexformer_solvers.memory import as_bytes, free_memory
 
 _UNKNOWN = 2**33  # bytes that count as free where the system does not say
 
 
-def check_memory_limit(memory_limit: Any) -> None:
-    """Raise ``ValueError`` unless the limit is None or a positive number of bytes.
+def limit_of(memory_limit: int | str | None, device: torch.device) -> int:
+    """The limit that users set, in bytes, or a quarter of what is free on the device.
 
     Examples
     --------
-    >>> check_memory_limit(2 * 1024**3)
-    """
-    if memory_limit is not None and not is_integer(memory_limit, 1):
-        raise ValueError(f"memory_limit must be None or a positive number of bytes, got {memory_limit!r}")
-
-
-def limit_of(memory_limit: int | None, device: torch.device) -> int:
-    """The limit that users set, or a quarter of what is free on the device.
-
-    Examples
-    --------
-    >>> limit_of(1000, torch.device("cpu"))
+    >>> limit_of("1 kB", torch.device("cpu"))
     1000
     """
-    check_memory_limit(memory_limit)
-    return memory_limit or (free_memory(device) or _UNKNOWN) // 4
+    return as_bytes(memory_limit) or (free_memory(device) or _UNKNOWN) // 4
 
 
 def check_room(n_bytes: int, n_weightings: int, device: torch.device) -> None:
@@ -49,5 +34,5 @@ def check_room(n_bytes: int, n_weightings: int, device: torch.device) -> None:
     if free is not None and n_bytes > free:
         raise ValueError(
             f"the pooled tokens of {n_weightings} weightings take {n_bytes / 1e9:.3g} GB, and {free / 1e9:.3g} GB are "
-            "free; set memory_limit in bytes so that they are held in a file, or take a smaller dictionary"
+            "free; set memory_limit so that they are held in a file, or take a smaller dictionary"
         )

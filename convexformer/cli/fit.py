@@ -47,9 +47,9 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--memory-limit",
         type=memory,
-        metavar="BYTES",
-        help="memory that data on a disk, or pooled tokens, may take; default: a quarter of what is free, with --probe "
-        "no limit",
+        metavar="SIZE",
+        help="memory that data on a disk, or pooled tokens, may take, in bytes or with a unit, as 500MB or 2GiB; "
+        "default: a quarter of what is free, with --probe no limit",
     )
     fit.add_argument("--model", type=named_path, default=Path("model.npz"), help=".npz file to save the model in")
     fit.add_argument(

@@ -40,10 +40,16 @@ def seed(text: str) -> int:
 
 def memory(text: str) -> int:
     """A memory limit, of at least a page: a smaller number is meant in another unit than bytes."""
-    value = int(text)
-    if value < mmap.PAGESIZE:
+    from convexformer_solvers.memory import as_bytes
+
+    try:
+        value = as_bytes(text)
+    except ValueError:
+        value = None
+    if value is None or value < mmap.PAGESIZE:
         raise argparse.ArgumentTypeError(
-            f"must be in bytes, such as 4000000000, and at least a page of memory, {mmap.PAGESIZE}, got {value}"
+            f"must be in bytes, such as 4000000000, or have a unit, such as 500MB or 2GiB, and be at least a page of "
+            f"memory, {mmap.PAGESIZE} bytes, got {text!r}"
         )
     return value
 

@@ -291,10 +291,10 @@ class ConvexAttentionRegressor(RegressionMixin, GateParameters, ConvexAttentionB
         always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
-    memory_limit : int, default=None
-        Bytes that a fit to data on a disk takes at most, beside vectors with a number for each output and each sample
-        or feature. Data of up to half of the limit are read into memory. Each pass reads larger data in parts.
-        Default: a quarter of the free memory.
+    memory_limit : int or str, default=None
+        Memory that a fit to data on a disk takes at most, beside vectors with a number for each output and each sample
+        or feature, in bytes or as text such as ``"500 MB"`` or ``"2 GiB"``. Data of up to half of the limit are read
+        into memory. Each pass reads larger data in parts. Default: a quarter of the free memory.
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False
@@ -406,10 +406,10 @@ class ConvexAttentionClassifier(ClassificationMixin, GateParameters, ConvexAtten
         always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
-    memory_limit : int, default=None
-        Bytes that a fit to data on a disk takes at most, beside vectors with a number for each output and each sample
-        or feature. Data of up to half of the limit are read into memory. Each pass reads larger data in parts.
-        Default: a quarter of the free memory.
+    memory_limit : int or str, default=None
+        Memory that a fit to data on a disk takes at most, beside vectors with a number for each output and each sample
+        or feature, in bytes or as text such as ``"500 MB"`` or ``"2 GiB"``. Data of up to half of the limit are read
+        into memory. Each pass reads larger data in parts. Default: a quarter of the free memory.
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False

@@ -295,7 +295,7 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
         all layers and are blind to predictions.
     solver, tol, max_iter, fit_intercept, dtype, device
         As in ``ConvexAttentionRegressor``, for every layer.
-    memory_limit : int, default=None
+    memory_limit : int or str, default=None
         As in ``ConvexAttentionRegressor``, but data of up to a quarter of it are read into memory. Of others, what a
         layer hands on is held in memory, ``n_outputs`` numbers for each sample, and joined to the tokens as they are
         read.
@@ -365,7 +365,7 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
         As in ``GreedyConvexTransformerRegressor``.
     solver, tol, max_iter, fit_intercept, dtype, device
         As in ``ConvexAttentionClassifier``, for every layer.
-    memory_limit : int, default=None
+    memory_limit : int or str, default=None
         As in ``GreedyConvexTransformerRegressor``.
     class_weight : dict, "balanced" or None, default=None
         Factors on the weights of classes, as in scikit-learn.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.memory import check_memory_limit, limit_of
+from convexformer.memory import limit_of
 from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
 from convexformer.storage.opening import array_of, would_be_shard
@@ -31,6 +31,7 @@ from convexformer_solvers.distributed import RankError, Ranks, on_all_ranks, ran
 from convexformer_solvers.distributed.ranks import named, packed, plain
 from convexformer_solvers.linear_maps.config import CONFIG
 from convexformer_solvers.linear_maps.streamed import StreamedMap
+from convexformer_solvers.memory import as_bytes
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _PER_SAMPLE = ("y", "sample_weight", "groups")  # a score has predictions in place of the last
@@ -46,7 +47,7 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     if isinstance(X, LinearMap):  # read before, by this fit
         return X
     if reset:
-        check_memory_limit(estimator.memory_limit)
+        as_bytes(estimator.memory_limit)  # also where nothing is read
     source = open_source(X)
     if source is None:
         return check_tokens(estimator, X, reset)

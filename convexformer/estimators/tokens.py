@@ -209,7 +209,7 @@ class SolveParameters:
     fit_intercept: bool = True
     dtype: Any = None
     device: Any = None
-    memory_limit: int | None = None
+    memory_limit: int | str | None = None
     verbose: bool = False
     callback: Callback | None = None
 

@@ -1,13 +1,49 @@
-"""Memory that is free on a device."""
+"""Memory that is free on a device, and limits on what may be taken of it."""
 
 from __future__ import annotations
 
 import mmap
 import os
+import re
 from contextlib import suppress
+from fractions import Fraction
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 import torch
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:(?:([kmgt])(i)?)?b)?", re.IGNORECASE)
+
+
+def as_bytes(memory_limit: Any) -> int | None:
+    """A limit of memory as a number of bytes; None stays.
+
+    Text may have a unit: B, kB, MB, GB and TB, powers of 1000, or KiB, MiB, GiB and TiB, powers of 1024. Upper and
+    lower case are the same.
+
+    Raises
+    ------
+    ValueError
+        If it is neither None nor a positive integer nor text of such a number.
+
+    Examples
+    --------
+    >>> as_bytes(4096), as_bytes("500 MB"), as_bytes("1.5 GiB")
+    (4096, 500000000, 1610612736)
+    """
+    if memory_limit is None:
+        return None
+    text = str(memory_limit).strip() if isinstance(memory_limit, (str, Integral)) else ""
+    size = _SIZE.fullmatch(text)
+    number, prefix, binary = ("0", None, None) if size is None else size.groups()
+    n_bytes = int(Fraction(number) * (1024 if binary else 1000) ** " kmgt".index((prefix or " ").lower()))
+    if n_bytes < 1:
+        raise ValueError(
+            f"memory_limit must be None or a positive number of bytes, got {memory_limit!r}; text of a number may have "
+            "a unit, such as '500 MB' or '2 GiB'"
+        )
+    return n_bytes
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -836,10 +836,18 @@ def test_targets_of_another_file_are_read_in_place_of_the_own(regression_file, t
     assert "missing: ['X'], found: ['Z']" in capsys.readouterr().err
 
 
-def test_a_memory_limit_in_other_units_than_bytes_is_refused(regression_file, capsys):
+@pytest.mark.parametrize("limit", ["5", "5 B", "2 G", "much", ""])
+def test_a_memory_limit_in_other_units_than_bytes_is_refused(limit, regression_file, capsys):
     with pytest.raises(SystemExit):
-        cli.main(["fit", str(regression_file), "--memory-limit", "5"])
+        cli.main(["fit", str(regression_file), "--memory-limit", limit])
     assert "argument --memory-limit: must be in bytes, such as 4000000000" in capsys.readouterr().err
+
+
+def test_a_memory_limit_may_have_a_unit(regression_file, tmp_path, capsys):
+    for limit in ("8000", "8kB"):
+        report = run_json(capsys, "fit", regression_file, "--model", tmp_path / "m.npz", "--memory-limit", limit)
+        assert report["passes"] > 0
+        assert load_model(tmp_path / "m.npz").memory_limit == 8000
 
 
 @pytest.mark.parametrize(

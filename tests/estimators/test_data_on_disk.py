@@ -333,6 +333,21 @@ def test_resume_goes_on_and_costs_nothing_when_done(data, places, tmp_path):
         clone(model).set_params(alpha=0.01, penalty="nuclear").fit(places["file"], labels[::-1], resume=file)
 
 
+def test_limits_may_have_units(data, places):
+    X, y, _, _ = data
+    for model, number, text in (
+        (ConvexAttentionRegressor(alpha=0.05), LIMIT, "180 kB"),
+        (GreedyConvexTransformerRegressor(alpha=0.05, n_gates=2, random_state=0), 2**18, "256 KiB"),
+        (ConvexSequenceRegressor(alpha=0.05), 2**17, "0.125 MiB"),
+    ):
+        target = X[:, :, :1] if isinstance(model, ConvexSequenceRegressor) else y
+        wanted = clone(model).set_params(memory_limit=number).fit(places["file"], target)
+        got = clone(model).set_params(memory_limit=text).fit(places["file"], target)
+        assert got.memory_limit == text
+        assert got.traffic_.passes > 0  # larger data than the limit
+        np.testing.assert_array_equal(got.predict(places["file"]), wanted.predict(places["file"]))
+
+
 @pytest.mark.parametrize("limit", [0, -5, 2.5, "much"])
 def test_limits_that_are_none(limit, data, places):
     with pytest.raises(ValueError, match="memory_limit must be None or a positive number of bytes"):

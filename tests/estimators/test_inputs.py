@@ -184,7 +184,10 @@ def test_no_samples_and_no_array_at_all_are_named(kind):
         ({"verbose": "no"}, "verbose must be True or False, got 'no'"),
         ({"penalty": PenaltyWithoutHeads()}, "penalty=.*define its method 'factorize'"),
         ({"penalty": PenaltyWithoutRightNorm()}, "penalty=.*define its method 'right_norm'"),
-        ({"memory_limit": "1GB"}, "memory_limit must be None or a positive number of bytes, got '1GB'"),
+        (
+            {"memory_limit": "1 big"},
+            "memory_limit must be None or a positive number of bytes, got '1 big'; .* '500 MB'",
+        ),
         ({"memory_limit": -1}, "memory_limit must be None or a positive number of bytes, got -1"),
         ({"device": "abacus"}, "device must be"),
         ({"device": 10**30}, "device must be"),

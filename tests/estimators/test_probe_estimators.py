@@ -793,6 +793,7 @@ def test_saved_models_predict_the_same(tmp_path, dictionary):
         ({"standardize": "yes"}, "standardize must be True or False"),
         ({"memory_limit": 0}, "memory_limit must be None or a positive number of bytes"),
         ({"memory_limit": 1.5}, "memory_limit must be None or a positive number of bytes"),
+        ({"memory_limit": "1.5 GHz"}, "memory_limit must be None or a positive number of bytes"),
     ],
 )
 def test_wrong_parameters_are_named(options, message):

@@ -15,7 +15,6 @@ from torch import Tensor
 from convexformer.estimators.base import ConvexAttentionBase, Problem, ProgramParts, Start
 from convexformer.estimators.path_result import PathResult
 from convexformer.estimators.tokens import SavedState
-from convexformer.memory import check_memory_limit
 from convexformer.nn.modules.base import copied_to
 from convexformer.nn.modules.probe import ProbeNetwork, TokenPooler
 from convexformer.preprocessing.checking import check_sequences, choose_samples
@@ -40,6 +39,7 @@ from convexformer.targets import LabelTargets, Targets
 from convexformer.validation import Result, check_flag, check_stream, result_of
 from convexformer_solvers import LinearMap, Path, Program, SolverResult, Status
 from convexformer_solvers.io.checkpoint import PathFile
+from convexformer_solvers.memory import as_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class ConvexProbeBase(ConvexAttentionBase):
     def _check_model(self, is_grid: bool) -> None:
         get_dictionary(self.dictionary, longest=1)
         check_flag(self.standardize, "standardize")
-        check_memory_limit(self.memory_limit)
+        as_bytes(self.memory_limit)
         get_generation(self.generate)
 
     def _read_samples(self, X: Any, reset: bool, part: slice | None = None) -> TokenSequences:
@@ -123,7 +123,7 @@ class ConvexProbeBase(ConvexAttentionBase):
 
     def _map(self, pooler: TokenPooler, samples: TokenSequences) -> LinearMap:
         """The pooled tokens, in memory or, beyond the limit, in a file."""
-        return samples.map_made(pooled_map, pooler=pooler, memory_limit=self.memory_limit)
+        return samples.map_made(pooled_map, pooler=pooler, memory_limit=as_bytes(self.memory_limit))
 
     # Solving
 

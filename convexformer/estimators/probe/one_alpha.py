@@ -58,11 +58,11 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
         always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
-    memory_limit : int, default=None
-        Bytes of pooled tokens to hold in memory at most. Where they take more they are in a temporary file, of which
-        ``solver="auto"`` makes no copy: it then takes steps of few passes over the file, with matrices of the features
-        within the limit. Default: they are in memory, and it is an error where they do not fit. Of each rank, under
-        ``torchrun``.
+    memory_limit : int or str, default=None
+        Memory that pooled tokens take at most, in bytes or as text such as ``"500 MB"`` or ``"2 GiB"``. Where they take
+        more they are in a temporary file, of which ``solver="auto"`` makes no copy: it then takes steps of few passes
+        over the file, with matrices of the features within the limit. Default: they are in memory, and it is an error
+        where they do not fit. Of each rank, under ``torchrun``.
     random_state : int, RandomState or None, default=None
         Draws what poolings draw that have no `random_state` of their own, and the starting points of `generate`. A seed
         draws the same tokens in any order of the samples, and others where tokens are rounded otherwise.

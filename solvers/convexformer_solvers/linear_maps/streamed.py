@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexformer_solvers.memory import free_memory
+from convexformer_solvers.memory import as_bytes, free_memory
 from convexformer_solvers.validation import check_kind
 
 from .base import LinearMap, Slopes, slices, widened
@@ -48,15 +48,17 @@ class StreamedMap(LinearMap):
         Which samples of the source the map has, for example those of one of several processes. Default: all.
     chunk : int, optional
         Numbers that are read at once. Default: as in ``MapConfig``, more on an accelerator.
-    memory_limit : int, optional
-        Bytes that algorithms may take for matrices of the features. Default: no limit.
+    memory_limit : int or str, optional
+        Memory that algorithms may take for matrices of the features, in bytes or as text such as ``"2 GiB"``. Default:
+        no limit.
 
     Raises
     ------
     TypeError
         If one of them is of another kind.
     ValueError
-        If ``masks`` does not fit or ``part`` has a step; by products, if an entry is not finite, with its place.
+        If ``masks`` does not fit, ``part`` has a step or ``memory_limit`` is no size; by products, if an entry is not
+        finite, with its place.
 
     Examples
     --------
@@ -91,10 +93,10 @@ class StreamedMap(LinearMap):
         device: torch.device | str = "cpu",
         part: slice | None = None,
         chunk: int | None = None,
-        memory_limit: int | None = None,
+        memory_limit: int | str | None = None,
     ) -> None:
         check_kind("source", source, Source, "open_source('samples.npy')")
-        self.source, self.memory_limit, self._device = source, memory_limit, torch.device(device)
+        self.source, self.memory_limit, self._device = source, as_bytes(memory_limit), torch.device(device)
         self.chunk = chunk or CONFIG.read_at_once(self._device)
         self._dtype = dtype or (torch.float32 if source.dtype in _SINGLE else torch.float64)
         if part is not None and part.step not in (None, 1):
