@@ -16,6 +16,7 @@ from torch import Tensor
 
 from convexformer.memory import limit_of
 from convexformer.programs.build import attention_map
+from convexformer.programs.samples import samples_of_source
 from convexformer.storage import Source, open_source
 from convexformer.storage.opening import array_of, would_be_shard
 from convexformer.validation import (
@@ -29,13 +30,10 @@ from convexformer.validation import (
 from convexformer_solvers import LinearMap
 from convexformer_solvers.distributed import RankError, Ranks, on_all_ranks, ranks
 from convexformer_solvers.distributed.ranks import named, packed, plain
-from convexformer_solvers.linear_maps.config import CONFIG
-from convexformer_solvers.linear_maps.streamed import StreamedMap
 from convexformer_solvers.memory import as_bytes
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _PER_SAMPLE = ("y", "sample_weight", "groups")  # a score has predictions in place of the last
-_CHUNKS = 128  # bytes of the limit for each number of a chunk: three chunks, converted, leave most of it to others
 
 
 def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> Tensor | LinearMap:
@@ -60,14 +58,7 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     check_shape(estimator, shape, reset)
     device = check_device(estimator.device, torch.device("cpu"))
     limit = limit_of(estimator.memory_limit, device)
-    chunk = min(CONFIG.read_at_once(device), max(1, limit // _CHUNKS))
-    streamed = StreamedMap(source, device=device, part=part, chunk=chunk, memory_limit=limit)
-    if estimator._n_copies * streamed.n_stored * streamed.dtype.itemsize > limit:
-        return streamed
-    # The system keeps in memory what it can of a memory map. Integers are converted as those of other files.
-    if is_array and part is None and X.dtype.kind == "f":
-        return check_tokens(estimator, np.asarray(X), reset)
-    return streamed.tensor()
+    return samples_of_source(X, source, limit, device, estimator._n_copies, part)
 
 
 def across_ranks(method: _Method) -> _Method:

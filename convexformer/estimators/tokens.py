@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from convexformer.nn.training.samples import NetworkSamples, ShardedNetworkSamples
+from convexformer.programs.samples import COPIES
 from convexformer.targets import SavedState, Targets
 from convexformer.validation import check_device, check_flag
 from convexformer_solvers import LOSSES, Callback, Certificate, Loss, Penalty, Program, Solver, SolverResult, Status
@@ -40,7 +41,7 @@ class TokenEstimator(BaseEstimator):
         Tokens per sample.
     """
 
-    _n_copies = 2  # of samples that are read into memory: as they are, and as a solver needs them
+    _n_copies = COPIES
 
     n_features_in_: int
     n_tokens_in_: int

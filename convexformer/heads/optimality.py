@@ -14,12 +14,12 @@ import torch
 from numpy.typing import ArrayLike
 
 from convexformer.nn import ConvexAttention, SequenceAttention, SoftmaxAttention
+from convexformer.programs.samples import program_samples
 from convexformer.validation import (
     as_tensor,
     check_device,
     check_finite,
     check_flag,
-    check_program_tokens,
     check_weight,
     without_tensor,
 )
@@ -157,8 +157,10 @@ def optimality_gap(
     model : ConvexAttention, SequenceAttention, SoftmaxAttention, Heads or SequenceHeads
         The network. Softmax attention mixes tokens by the input and is another class: it gets no bound, and the convex
         program of the same data is reported beside it.
-    X : array-like of shape (N, n_tokens, n_features), or LinearMap
-        The training samples, or their map; two-dimensional ones are tokens of width 1. Softmax attention takes no map.
+    X : array-like of shape (N, n_tokens, n_features), path, source or LinearMap
+        The training samples, or their map; two-dimensional ones are tokens of width 1. What ``open_source`` takes, as
+        the path of a file or a folder of shards, is read as in ``attention_program``. Softmax attention takes no map,
+        and no data on a disk that are too large to be read into memory.
     y : array-like
         The training targets: as in ``fit`` for heads with targets of their own; for modules as the loss wants them.
     alpha : float, optional
@@ -213,7 +215,7 @@ def optimality_gap(
     >>> result.exact, bool(0 <= result.relative_gap < 0.01)
     (True, True)
     """
-    tokens: Any = X if isinstance(X, LinearMap) else check_program_tokens(X)
+    tokens: Any = program_samples(X)
     device, tokens = check_device(device, tokens.device), tokens.to(device="cpu")
     y = np.asarray(without_tensor(y, "y"))
     weight, verbose = check_weight(sample_weight, len(tokens)), check_flag(verbose, "verbose")
@@ -264,7 +266,7 @@ def read_network(
     alpha: float | None,
     loss: str | Loss | None,
     penalty: str | Penalty | None,
-    tokens: torch.Tensor,
+    tokens: torch.Tensor | LinearMap,
     y: np.ndarray,
     sample_weight: Any,
 ) -> _Reading:
@@ -309,10 +311,14 @@ def _(
     alpha: float | None,
     loss: Any,
     penalty: Any,
-    tokens: torch.Tensor,
+    tokens: torch.Tensor | LinearMap,
     y: np.ndarray,
     sample_weight: Any,
 ) -> _Reading:
+    if isinstance(tokens, LinearMap):
+        raise ValueError(
+            f"X must be an array, or data on a disk that fit into memory, for a SoftmaxAttention, got {tokens!r}"
+        )
     alpha, loss, penalty = _given(alpha), loss or "squared", get_penalty(penalty or "group_l2")
     y = y[:, None] if y.ndim == 1 else y
     exact = copy.deepcopy(model).double()

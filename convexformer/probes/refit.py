@@ -118,8 +118,9 @@ def refit_probe(
     ----------
     module : AttentiveProbe or Module
         The trained probe. A module of another class says by a method ``as_attentive_probe`` which one it is.
-    X : array-like or pair
-        The training samples, as in ``ConvexProbeClassifier.fit``; taken as they are, without standardising.
+    X : array-like, path, source or pair
+        The training samples, as in ``ConvexProbeClassifier.fit``, in memory or on a disk; taken as they are, without
+        standardising. What the queries pool of them is held in memory.
     y : array-like of shape (N,) or (N, n_outputs)
         Training targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
     alpha : float

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from convexformer.gates import Gates
-from convexformer.validation import as_targets, as_weight, check_flag, check_program_tokens
-from convexformer_solvers import LinearMap, Loss, Penalty, Program, get_loss, get_penalty
+from convexformer.validation import as_targets, as_weight, check_flag
+from convexformer_solvers import Loss, Penalty, Program, get_loss, get_penalty
 
 from .build import build_program
+from .samples import program_samples
 
 
 def attention_program(
@@ -33,9 +34,11 @@ def attention_program(
 
     Parameters
     ----------
-    X : array-like or Tensor of shape (N, n_tokens, n_features), or LinearMap
+    X : array-like or Tensor of shape (N, n_tokens, n_features), path, source or LinearMap
         The samples, in float32 or float64, or their map; a tensor stays on its device. Two-dimensional ones are tokens
-        of width 1.
+        of width 1. What ``open_source`` takes, as the path of a file or a folder of shards, is read into memory if it
+        takes at most an eighth of what is free there, else from the disk for each product. The map
+        ``StreamedMap(open_source(path), memory_limit=...)`` has another limit.
     y : array-like or Tensor of shape (N,) or (N, n_outputs)
         Targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
     alpha : float
@@ -70,8 +73,18 @@ def attention_program(
     >>> result = solve(program, Fista(), tol=1e-8)
     >>> result.certificate.relative_gap <= 1e-8, tuple(result.coef.shape)
     (True, (5, 3, 1))
+
+    Samples may be on a disk:
+
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "X.npy")
+    ...     np.save(path, X)
+    ...     stored = solve(attention_program(path, X[:, 2, 0], alpha=0.1), Fista(), tol=1e-8)
+    >>> stored.certificate == result.certificate
+    True
     """
-    tokens = X if isinstance(X, LinearMap) else check_program_tokens(X)
+    tokens = program_samples(X)
     if not (gates is None or isinstance(gates, Gates)):
         raise TypeError(f"gates must be None or Gates(u1, u2), which estimators make of names and pairs, got {gates!r}")
     return build_program(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from convexformer.validation import as_tensor, as_weight, check_flag, check_program_tokens
+from convexformer.validation import as_tensor, as_weight, check_flag
 from convexformer_solvers import (
     LinearMap,
     Loss,
@@ -25,6 +25,7 @@ from convexformer_solvers.linear_maps.derived import PaddedMap
 from convexformer_solvers.validation import shown
 
 from .build import attention_map
+from .samples import program_samples
 
 # Sums of attention weights may differ from what they should be by this much: float32 networks are welcome.
 _TOLERANCE = 1e-5
@@ -328,9 +329,10 @@ def sequence_program(
 
     Parameters
     ----------
-    X : array-like or Tensor of shape (N, n_tokens, n_features), or LinearMap
+    X : array-like or Tensor of shape (N, n_tokens, n_features), path, source or LinearMap
         The samples, in float32 or float64; two-dimensional ones are tokens of width 1. Or their map, of data that are
-        not in one tensor. The two stochastic forms are computed in float64 whatever the precision.
+        not in one tensor, or what is at a path, as in ``attention_program``. The two stochastic forms are computed in
+        float64 whatever the precision.
     y : array-like or Tensor of shape (N, n_targets, n_outputs)
         Target sequences; they need not be as long as the samples.
     alpha : float
@@ -372,7 +374,7 @@ def sequence_program(
     base = form.check_penalty(penalty)
     if not loss.output_separable or loss.targets != "real":
         raise ValueError(f"loss must be a loss of numbers that is a sum over outputs, such as 'squared', got {loss!r}")
-    tokens = X if isinstance(X, LinearMap) else check_program_tokens(X)
+    tokens = program_samples(X)
     target = as_tensor(y, tokens.device, torch.float64, "y")
     if target.ndim != 3 or len(target) != len(tokens):
         raise ValueError(f"y must have shape ({len(tokens)}, n_targets, n_outputs), got {tuple(target.shape)}")
