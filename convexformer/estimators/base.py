@@ -156,10 +156,10 @@ class ConvexAttentionBase(ProgramParameters, TargetEstimator, CertifiedEstimator
         X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
             Token sequences; each column of two-dimensional data is a token of width 1. A probe takes samples of any
             number of tokens, as ``TokenPooling.fit`` does: a list of arrays of shapes (length, n_features), or a pair
-            of an array and `lengths` or a `mask`; two-dimensional data are samples of one token to it. What
-            ``open_source`` takes, as the path of a file or a folder of shards, is read from the disk where it is large
-            for `memory_limit`. Under ``torchrun`` each rank gives its own samples, or all give one path, of which each
-            reads its part.
+            of an array and `lengths` or a `mask`, which may be paths; two-dimensional data are samples of one token to
+            it. What ``open_source`` takes, as the path of a file or a folder of shards, is read from the disk where it
+            is large for `memory_limit`. Under ``torchrun`` each rank gives its own samples, or all give one path, of
+            which each reads its part.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs), or path
             Targets. For a classifier: labels of shape (n_samples,), or a matrix of 0 and 1 with a column for each of
             several labels that a sample may have. A path, as ``"shards"`` or ``"data.npz:y"``, is read into memory.

@@ -28,7 +28,7 @@ from convexformer.validation import (
 )
 
 from .sequences import PaddedSequences, RaggedSequences, TokenSequences
-from .stored import stored_sequences
+from .stored import real_tokens, stored_sequences
 
 
 def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> TokenSequences:
@@ -36,10 +36,10 @@ def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = No
 
     ``X`` is one of: an array of shape (N, n, d); a list of arrays of shapes (length, d); a pair of an array of shape
     (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True, or 1,
-    where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is samples of one
-    token each. What ``open_source`` takes, as a path, stands for an array of shape (N, n, d), or a `part` of it; it is
-    read in chunks. ``TokenSequences`` have been checked and are taken as they are. ``numpy.longdouble`` is converted to
-    float64.
+    where a token is real, or the path of one of the two; a masked array of numpy; a nested tensor of torch. An array of
+    shape (N, d) is samples of one token each. What ``open_source`` takes, as a path, stands for an array of shape
+    (N, n, d), or a `part` of it; it is read in chunks. ``TokenSequences`` have been checked and are taken as they are.
+    ``numpy.longdouble`` is converted to float64.
 
     ``n_features_in_`` of the estimator is set when `reset`, as in a fit, and compared otherwise. ``ValueError`` if
     ``X`` is none of these, a sample has no token, widths differ, or a token that is real is not finite; other errors
@@ -86,7 +86,8 @@ def choose_samples(X: Any, index: NDArray[np.int64]) -> Any:
     if samples is not None:
         return samples.rows(torch.from_numpy(index))
     if _is_pair(X):
-        return tuple(part[index] if torch.is_tensor(part) else np.asarray(part)[index] for part in X)
+        parts = X[0], real_tokens(X)
+        return tuple(part[index] if torch.is_tensor(part) else np.asarray(part)[index] for part in parts)
     if torch.is_tensor(X) and X.is_nested:
         return [X[int(i)] for i in index]
     return X[index] if torch.is_tensor(X) or isinstance(X, np.ma.MaskedArray) else _safe_indexing(X, index)
@@ -95,7 +96,7 @@ def choose_samples(X: Any, index: NDArray[np.int64]) -> Any:
 def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
     if _is_pair(X):
         tokens = _tensor(X[0], "X[0]")
-        return PaddedSequences(tokens, mask_of(X[1], len(tokens), tokens.shape[1], tokens.device))
+        return PaddedSequences(tokens, mask_of(real_tokens(X), len(tokens), tokens.shape[1], tokens.device))
     if isinstance(X, np.ma.MaskedArray):
         return _numpy_masked(X)
     if torch.is_tensor(X) and X.is_nested:

@@ -93,7 +93,7 @@ class TokenPooling(_OfTokens):
             Samples: an array of shape (n_samples, n_tokens, n_features), a list of arrays of shapes
             (length, n_features), a pair of an array and `lengths` or a boolean `mask`, a masked array, or a nested
             tensor. An array of shape (n_samples, n_features) is samples of one token. What ``open_source`` takes, as a
-            path, stands for an array on a disk.
+            path, stands for an array on a disk; `lengths` and `mask` may be paths, too.
         y : None
             Unused.
         sample_weight : array-like of shape (n_samples,), optional

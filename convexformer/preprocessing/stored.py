@@ -88,6 +88,11 @@ class StoredSequences(TokenSequences):
         return self._stored.place(int(self._index[sample]))
 
 
+def real_tokens(X: tuple[Any, Any]) -> Any:
+    """The lengths or the mask of a pair, read where it names a path."""
+    return array_of(X[1], "X[1]", "lengths")
+
+
 def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | None:
     """Samples that ``X``, or the first entry of a pair, names on a disk, with lengths or a mask; None of others.
 
@@ -108,7 +113,7 @@ def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | Non
     index = torch.arange(source.shape[0])[part or slice(None)]
     if not pair:
         return StoredSequences(source, index=index)
-    real = as_tensor(array_of(X[1], "X[1]", "lengths"), name="X[1]")
+    real = as_tensor(real_tokens(X), name="X[1]")
     if real.ndim > 0 and len(real) == source.shape[0]:
         real = real[index]
     return StoredSequences(source, mask_of(real, len(index), source.shape[1], torch.device("cpu")), index)

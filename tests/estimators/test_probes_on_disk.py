@@ -88,6 +88,23 @@ def test_tokens_lengths_and_targets_may_all_be_in_one_folder(data, tmp_path, in_
         assert model.score(pair, f"{place}:y") == wanted.score((X, lengths), y)
 
 
+@pytest.mark.parametrize("name", ["regressor", "cv", "cv_accuracy"])
+def test_lengths_and_masks_of_tokens_in_memory_may_be_paths(name, data, tmp_path, in_memory):
+    X, lengths, _ = data
+    mask = np.arange(LONGEST) < lengths[:, None]
+    np.save(tmp_path / "lengths.npy", lengths)
+    np.savez(tmp_path / "both.npz", lengths=lengths, mask=mask)
+    np.save(tmp_path / "X.npy", X)
+    wanted, target = in_memory(name, True)
+    tokens = {"array": X, "tensor": torch.as_tensor(X), "memory map": np.load(tmp_path / "X.npy", mmap_mode="r")}
+    real = [str(tmp_path / "lengths.npy"), tmp_path / "both.npz", f"{tmp_path / 'both.npz'}:mask"]
+    for pair in zip(tokens.values(), real, strict=True):
+        same(clone(PROBES[name]).fit(pair, target), wanted, (X, lengths), pair)
+    for wrong in ("nothing.npy", f"{tmp_path / 'both.npz'}:tokens"):
+        with pytest.raises(ValueError, match=r"X\[1\]"):
+            clone(PROBES[name]).fit((X, wrong), target)
+
+
 # Of all tokens, or of those within the lengths.
 @pytest.mark.parametrize(("name", "place", "pair"), covering(PROBES, ["file", "shards", "chunks"], [False, True]))
 def test_probes_are_those_of_tokens_in_memory(name, place, pair, data, places, in_memory):
