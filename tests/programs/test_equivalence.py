@@ -35,8 +35,8 @@ def some_gates(n=3, d=2, h=3, seed=1):
     return Gates(rng.normal(size=(h, n)), rng.normal(size=(h, d)))
 
 
-def by_hand(X, y, alpha, penalty, gates=None):
-    """Theorems 1 to 3 with squared loss, straight from the formulas."""
+def by_hand(X, y, alpha, penalty, gates=None, weights=None):
+    """Theorems 1 to 3 with squared loss, straight from the formulas; with penalty weights of tokens."""
     n_samples, n, d = X.shape
     c = y.shape[1]
     if gates is None:
@@ -45,7 +45,8 @@ def by_hand(X, y, alpha, penalty, gates=None):
         open_ = (np.einsum("hk,ikd,hd->ih", gates.u1, X, gates.u2) >= 0).astype(float)
     Z = [[cp.Variable((d, c)) for _ in range(n)] for _ in range(open_.shape[1])]
     pred = sum((open_[:, [g]] * X[:, k]) @ Z[g][k] for g in range(open_.shape[1]) for k in range(n))
-    blocks = [block for row in Z for block in row]
+    weights = np.ones(n) if weights is None else weights
+    blocks = [weight * block for row in Z for weight, block in zip(weights, row, strict=True)]
     if penalty == "nuclear":
         decay = sum(cp.normNuc(block) for block in blocks)
     else:
@@ -63,6 +64,20 @@ def test_program_is_that_of_the_theorems(gates, penalty, n_outputs):
     certificate = solve(attention_program(X, y, alpha=0.2, penalty=penalty, gates=gates), Fista(), tol=1e-9).certificate
     assert certificate.primal == pytest.approx(wanted, rel=1e-6)
     assert certificate.dual <= wanted * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("gates", [None, some_gates()], ids=["linear", "gated"])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_tokens_over_weights_are_the_program_with_penalty_weights(gates, penalty):
+    X, y = data()
+    weights = np.array([0.25, 1.0, 4.0])
+    divided = None if gates is None else Gates(gates.u1 * weights, gates.u2)  # which open as those of X do
+    program = attention_program(X / weights[:, None], y, alpha=0.2, penalty=penalty, gates=divided)
+    certificate = solve(program, Fista(), tol=1e-9).certificate
+    wanted = by_hand(X, y, 0.2, penalty, gates, weights)
+    assert certificate.primal == pytest.approx(wanted, rel=1e-6)
+    assert certificate.dual <= wanted * (1 + 1e-7)
+    assert abs(certificate.primal - by_hand(X, y, 0.2, penalty, gates)) > 0.01
 
 
 @pytest.mark.parametrize("intercept", [True, False])
