@@ -174,7 +174,7 @@ class EncoderWithHeads(nn.Module):
         token_ids = [ids[: self.n_tokens] for ids in self._token_ids(sentences)]
         ids, mask = fill(token_ids, self._teacher.padding, None if self._reads_masks else self.n_tokens)
         real = torch.as_tensor(mask, device=next(self.encoder.parameters()).device)
-        seen = self._teacher.passing(torch.as_tensor(ids, device=real.device), real)
+        (seen,) = self._teacher.passing(torch.as_tensor(ids, device=real.device), real)
         return seen[self._teacher.site] * real[:, :, None], real
 
     def forward(self, sentences: Sentences) -> Tensor:

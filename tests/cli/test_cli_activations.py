@@ -233,6 +233,7 @@ def test_arguments_besides_shards_must_agree(bert, command, texts, tmp_path):
     assert len(load_attention_activations(texts, shards=folder, model=bert, layer=1, n_tokens=N_TOKENS)) == 20
     for options, message in (
         ({"layer": 0}, r"layer=0, but shards='.*' holds layer=1; leave it out"),
+        ({"layer": [0, 1]}, r"layer=\[0, 1\], but shards='.*' holds layer=1; leave it out"),
         ({"site": "layer"}, r"site='layer', but shards='.*' holds site='attention'"),
         ({"cache": "x"}, r"cache='x', but shards='.*' is read, and not computed with cache="),
         ({"n_sentences": 21}, r"n_sentences=21, but shards='.*' has 20; ask for fewer"),

@@ -149,6 +149,37 @@ def test_attention_outputs_are_what_the_layer_adds_to_its_inputs(kind, tmp_path)
     np.testing.assert_allclose(inner.attention.sum(2), real, atol=1e-5)
 
 
+@pytest.mark.parametrize("site", ["attention", "layer"])
+@pytest.mark.parametrize("kind", ["Bert", "DistilBert", "MPNet", "DebertaV2"])
+def test_several_layers_are_those_of_calls_for_each(kind, site, load, tmp_path):
+    folder = save_random(
+        getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**SIZES)), tmp_path
+    )
+    options = {"model": folder, "site": site, "n_tokens": 8, "short": "pad", "batch_size": 7}
+    each = [load(layer=layer, **options) for layer in range(3)]
+    for asked, wanted in (("all", [0, 1, 2]), ([2, 0], [2, 0]), ((1,), [1]), (range(1, 3), [1, 2])):
+        several = load(layer=asked, **options)
+        assert [data.layer for data in several] == wanted
+        for data in several:
+            assert_same(data, each[data.layer])
+            assert repr(data) == repr(each[data.layer])
+
+
+def test_several_layers_take_one_pass_and_are_kept_together(load, tmp_path, passes):
+    options = {"layer": [2, 0], "cache": tmp_path, "batch_size": 10}
+    first = load(**options)
+    assert passes.sizes == [10, 10]
+    again = load(**options)
+    assert passes.sizes == [10, 10]
+    for one, other in zip(again, first, strict=True):
+        assert_same(one, other)
+    load(**options | {"layer": [0, 2]})
+    load(**options | {"layer": 2})
+    (alone,) = load(**options | {"layer": [2]})
+    assert passes.sizes == 6 * [10]
+    assert_same(alone, first[0])
+
+
 def test_batches_change_nothing_but_rounding(load):
     assert_same(load(batch_size=1), load(batch_size=7), atol=ROUNDING)
     assert_same(load(batch_size=1, n_tokens=9, short="pad"), load(batch_size=7, n_tokens=9, short="pad"), atol=ROUNDING)
@@ -368,6 +399,10 @@ def test_models_built_otherwise_are_refused(kind, options, load, tmp_path):
         ({"layer": -1}, "layer must be an integer from 0 to 2"),
         ({"layer": 1.0}, "layer must be an integer from 0 to 2"),
         ({"layer": True}, "layer must be an integer from 0 to 2"),
+        ({"layer": "last"}, "layer must be an integer from 0 to 2 .*, got 'last'"),
+        ({"layer": []}, r"layer must be an integer from 0 to 2 .*, got \[\]"),
+        ({"layer": [0, 3]}, "layer must be an integer from 0 to 2 .*, got 3"),
+        ({"layer": [[0, 1], 2]}, r"layer must be an integer from 0 to 2 .*, got \[0, 1\]"),
         ({"site": "heads"}, "site must be 'attention' or 'layer', got 'heads'"),
         ({"short": "cut"}, "short must be 'error', 'drop' or 'pad', got 'cut'"),
         ({"n_tokens": 41}, r"n_tokens=41 is more than the 40 tokens that model '.*' takes"),
