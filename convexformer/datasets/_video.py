@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,28 +124,32 @@ def _decoded(path: Path) -> Iterator[NDArray[np.floating]]:
         with av.open(os.fspath(path)) as container:
             if not container.streams.video:
                 raise ValueError(f"source={os.fspath(path)!r} holds no video, or is truncated")
-            first = last = None
+            times, length = [], 0.0  # of the last frame
             for frame in container.decode(video=0):
-                first, last = frame.time if first is None else first, frame.time
+                if frame.time is not None:
+                    times.append(frame.time)
+                    length = float((frame.duration or 0) * frame.time_base)
                 yield frame.to_ndarray(format="gray") / 255
-            _warn_if_short(path, container, first, last)
+            _warn_if_short(path, container, times, length)
     except av.FFmpegError as error:
         raise ValueError(f"source={os.fspath(path)!r} cannot be read as a video: {error}") from error
 
 
-def _warn_if_short(path: Path, container: Any, first: float | None, last: float | None) -> None:
-    """Warn where frames end earlier than the header says, by more than the length of one, which it may leave out."""
+def _warn_if_short(path: Path, container: Any, times: list[float], length: float) -> None:
+    """Warn where the last frame, of some length, ends earlier than the header says, by more than a frame takes."""
     stream = container.streams.video[0]
-    if first is None or last is None or not stream.average_rate:
+    if not (times and stream.average_rate):
         return
-    rate, length = float(stream.average_rate), last - first
+    rate = float(stream.average_rate)
     if container.format.name == "avi":
-        says = (stream.frames - 1) / rate
+        says = stream.frames / rate
     elif stream.duration is None and container.duration and len(container.streams) == 1:  # else that of a longer sound
-        says = container.duration / 1e6 - 1 / rate  # in microseconds
+        says = container.duration / 1e6  # in microseconds
     else:
         return
-    if (missing := round((says - length) * rate)) > 1:
+    # Where frames are of several lengths the file may not tell that of the last.
+    longest = max((after - before for before, after in pairwise(times)), default=1 / rate)
+    if longest > 0 and (missing := round((says - times[-1] - length) / longest)) > 1:
         warn_caller(
             f"source={os.fspath(path)!r} ends about {missing} frames earlier than its header says: it may be truncated",
             UserWarning,

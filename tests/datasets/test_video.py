@@ -4,6 +4,7 @@ import importlib.util
 import struct
 import sys
 import wave
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -41,15 +42,18 @@ def clip(tmp_path):
     return write_clip(tmp_path / "clip.mp4")
 
 
-def write_clip(path):
+def write_clip(path, times=range(10), unit=Fraction(1, 10)):
     av = pytest.importorskip("av")
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg4", rate=10)
+        stream.codec_context.time_base = unit
         stream.width, stream.height, stream.pix_fmt = 64, 32, "yuv420p"
-        for number in range(10):
+        for number, time in enumerate(times):
             pixels = np.full((32, 64), 20 * number, np.uint8)
             pixels[:, :20] = 255 - pixels[:, :20]
-            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="gray").reformat(format="yuv420p")):
+            frame = av.VideoFrame.from_ndarray(pixels, format="gray").reformat(format="yuv420p")
+            frame.pts, frame.time_base = time, unit
+            for packet in stream.encode(frame):
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
@@ -133,6 +137,16 @@ def test_a_truncated_video_is_named(kind, tmp_path):
         UserWarning, match=rf"clip\.{kind}' ends about \d frames earlier than its header says: .*truncated"
     ):
         assert 0 < len(load_video_frames(path, size=8)) < 10
+
+
+@pytest.mark.parametrize("kind", ["avi", "mkv", "mp4"])
+@pytest.mark.parametrize(
+    ("times", "unit"),
+    [(range(50, 60), Fraction(1, 10)), ([0, 40, 80, 1000, 1040, 3000], Fraction(1, 1000)), ([0], Fraction(1, 10))],
+    ids=str,
+)
+def test_a_whole_video_that_begins_late_or_has_frames_of_several_lengths_is_not(kind, times, unit, tmp_path):
+    assert len(load_video_frames(write_clip(tmp_path / f"clip.{kind}", times, unit), size=8)) == len(times)
 
 
 @pytest.mark.skipif(not HAS_AV, reason="needs av")
