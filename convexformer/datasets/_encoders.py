@@ -41,6 +41,7 @@ class Encoder:
         "which is looked up in the local cache first"
     )
     supported = "it must have one list of layers"
+    several = ""  # what else than one layer may be asked for
 
     def __init__(self, model: str | os.PathLike[str], layer: int, device: torch.device) -> None:
         self.name, self.source = self.locate(model)
@@ -55,7 +56,9 @@ class Encoder:
     def layers_of(self, layer: Any, n_layers: int) -> list[int]:
         """The layers that are asked for."""
         if not is_integer(layer, 0) or layer >= n_layers:
-            raise ValueError(f"layer must be an integer from 0 to {n_layers - 1} in model {self.name!r}, got {layer!r}")
+            raise ValueError(
+                f"layer must be an integer from 0 to {n_layers - 1} in model {self.name!r}{self.several}, got {layer!r}"
+            )
         return [int(layer)]
 
     def locate(self, model: Any) -> tuple[str, str | Path]:

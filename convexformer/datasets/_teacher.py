@@ -106,6 +106,8 @@ class Teacher(TextEncoder):
 class SeveralLayers(Teacher):
     """One layer of an encoder, a list of them or ``"all"``, which share one pass."""
 
+    several = ", a list of such or 'all'"
+
     def layers_of(self, layer: Any, n_layers: int) -> list[int]:
         """As in ``Encoder``, in the order in which they are asked for."""
         several = range(n_layers) if is_one_of(layer, ("all",)) else layer

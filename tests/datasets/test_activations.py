@@ -401,6 +401,7 @@ def test_models_built_otherwise_are_refused(kind, options, load, tmp_path):
         ({"layer": True}, "layer must be an integer from 0 to 2"),
         ({"layer": "last"}, "layer must be an integer from 0 to 2 .*, got 'last'"),
         ({"layer": []}, r"layer must be an integer from 0 to 2 .*, got \[\]"),
+        ({"layer": np.array([0, 1])}, r"layer must be an integer .*, a list of such or 'all', got array\(\[0, 1\]\)"),
         ({"layer": [0, 3]}, "layer must be an integer from 0 to 2 .*, got 3"),
         ({"layer": [[0, 1], 2]}, r"layer must be an integer from 0 to 2 .*, got \[0, 1\]"),
         ({"site": "heads"}, "site must be 'attention' or 'layer', got 'heads'"),
