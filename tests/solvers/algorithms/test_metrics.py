@@ -23,7 +23,9 @@ from convexformer_solvers import (
 from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
 from convexformer_solvers.algorithms.few_passes.low_rank import LowRank
 from convexformer_solvers.algorithms.few_passes.model import Gram, Model
+from convexformer_solvers.algorithms.few_passes.read import read
 from convexformer_solvers.linear_maps.base import even_rows
+from convexformer_solvers.points import Point
 
 SOLVER = Batched(Auto())
 GRAM = GramMetrics(SOLVER)
@@ -109,6 +111,17 @@ def test_outputs_that_the_loss_does_not_couple_have_their_own_metrics():
         torch.testing.assert_close(part.cross, other.cross)
 
 
+def weighted_curvatures(program, local):
+    """Second derivatives of each sample's loss that metrics of Gram matrices take, as matrices ``(N, c, c)``."""
+    n, c = program.y.shape
+    if program.loss.output_separable:
+        curvature = torch.diag_embed(local.expand(n, c))
+    else:
+        curvature, (i, j) = torch.empty(n, c, c, dtype=torch.float64), torch.triu_indices(c, c)
+        curvature[:, i, j] = curvature[:, j, i] = local
+    return program.weight[:, None, None] * curvature
+
+
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_a_metric_is_that_of_predictions_and_their_curvatures(loss, intercept):
@@ -116,13 +129,7 @@ def test_a_metric_is_that_of_predictions_and_their_curvatures(loss, intercept):
     y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
     program = Program(DenseMap(randn(n, 3, 2) + 1), y, loss, GroupL2(), 0.1, random_weight(n), intercept)
     local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
-    metric = GRAM.of(program, local)
-    if loss.output_separable:
-        curvature = torch.diag_embed(local.expand(n, c))
-    else:
-        curvature, (i, j) = torch.empty(n, c, c, dtype=torch.float64), torch.triu_indices(c, c)
-        curvature[:, i, j] = curvature[:, j, i] = local
-    curvature = program.weight[:, None, None] * curvature
+    metric, curvature = GRAM.of(program, local), weighted_curvatures(program, local)
     move, shift = randn(3, 2, c, seed=4), randn(c, seed=5) * intercept
     change = program.map.matvec(move) + shift
     expected = torch.einsum("ic,icd,id->", change, curvature, change)
@@ -132,6 +139,39 @@ def test_a_metric_is_that_of_predictions_and_their_curvatures(loss, intercept):
         centred = theta - curvature @ torch.linalg.solve(curvature.sum(0), theta.sum(0))
         reduced = metric.reduced(program.map.rmatvec(theta), theta.sum(0))
         torch.testing.assert_close(reduced, program.map.rmatvec(centred))
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("name", ["squared", "logistic", "softmax"])
+def test_steps_end_at_the_minimum_of_their_model_over_coefficients_and_intercept(name, intercept):
+    n, c, loss = 60, 3, get_loss(name)
+    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(randn(n, 3, 2) + 1), y, loss, GroupL2(), 1.0, random_weight(n), intercept)
+    program, solver = program.with_alpha(0.1 * program.alpha_max), MetricGradient(GRAM)
+    start = Point(0.1 * randn(*program.coef_shape, seed=4), 0.5 * randn(c, seed=5) * intercept)
+    state = solver.init(program, start)._replace(curvature=3.0, accuracy=1e-13)
+    at, following = state.base.at, solver._minimised(program, state)
+    change = program.map.matvec(following.coef - at.coef) + following.intercept - at.intercept
+    bent = 3.0 * torch.einsum("icd,id->ic", weighted_curvatures(program, state.metric.local), change)
+    theta = program.slopes(at.intercept).at(at.pred) - bent  # of the model there
+    correlation, close = program.map.rmatvec(theta), 1e-6 * program.alpha
+    assert float(program.penalty.dual_norm(correlation)) <= program.alpha + close
+    penalty = program.alpha * float(program.penalty.value(following.coef))
+    assert float((correlation * following.coef).sum()) == pytest.approx(penalty, rel=1e-6)
+    assert penalty > 0
+    if intercept:
+        assert float(theta.sum(0).abs().max()) <= close
+    else:
+        assert not bool(following.intercept.any())
+
+
+def test_the_squared_loss_has_the_curvature_of_its_metric_between_any_points():
+    y = randn(60, 2, seed=2)
+    program = Program(DenseMap(randn(60, 3, 2) + 1), y, get_loss("squared"), GroupL2(), 0.1, random_weight(60), True)
+    metric = GRAM.of(program, MetricGradient(GRAM)._curvatures(program, y))
+    points = [(randn(*program.coef_shape, seed=k), randn(2, seed=k + 10)) for k in range(2)]
+    before, after = (read(program, *point, single=False).at for point in points)
+    assert MetricGradient._curvature_met(metric, before, after) == pytest.approx(1, rel=1e-9)
 
 
 def test_a_gram_matrix_of_some_samples_is_that_of_their_own_program():
