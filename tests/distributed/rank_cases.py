@@ -597,12 +597,16 @@ def failures(path):
         "single": lambda: model.fit(X[rows], 1.0 if last else y[rows]),
         "no such path": lambda: model.fit(X[rows], "nowhere.npy" if last else y[rows]),
         "precision of targets": lambda: model.fit(X[rows], torch.as_tensor(y[rows]).bfloat16()),
+        "fewer samples than ranks": lambda: model.fit(str(Path(path).with_name("few.npy")), y[:2]),
         "parameter": lambda: clone(model).set_params(alpha=-1.0).fit(X[rows], y[rows]),
         "source": lambda: model.fit(Unreadable(X[rows], last), y[rows]),
         "own kind of error": lambda: model.fit(Unreadable(X[rows], last, _Gone), y[rows]),
         "Ctrl-C as it reads": lambda: model.fit(Unreadable(X[rows], last, KeyboardInterrupt), y[rows]),
         "kinds of labels": lambda: ESTIMATORS["classifier"].fit(
             X[rows], labels[rows] if last else np.arange(len(y))[rows] % 2
+        ),
+        "bytes and numbers": lambda: ESTIMATORS["classifier"].fit(
+            X[rows], labels.astype("S")[rows] if last else np.arange(len(y))[rows] % 2
         ),
         "labels that cannot be sent": lambda: ESTIMATORS["classifier"].fit(
             X[rows], [(lambda: 0) if last else 0 for _ in y[rows]]
@@ -634,7 +638,16 @@ def failures(path):
         except (ValueError, TypeError, OSError, RuntimeError, KeyboardInterrupt) as error:
             said[name] = str(error)
     model.fit(X[rows], y[rows])  # and goes on
+    # Nor is it a mistake that the same object is at another address.
+    clone(ESTIMATORS["cv"]).set_params(scoring=[_Accuracy() for _ in range(3)][rank]).fit(X[rows], labels[rows])
     return said, model.certificate_.primal
+
+
+class _Accuracy:
+    """A scorer whose ``repr`` has its address."""
+
+    def __call__(self, model, X, y):
+        return model.score(X, y)
 
 
 class _Gone(Exception):

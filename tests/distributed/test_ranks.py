@@ -133,6 +133,7 @@ def path_of_data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "X.npy"
     X, y, _, weight = rank_cases.problem()
     np.save(path, X)
+    np.save(path.with_name("few.npy"), X[:2])
     np.savez(path.with_name("targets.npz"), y=y, sample_weight=weight)
     return str(path)
 
@@ -237,10 +238,12 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
                 "the precision must be the same on all ranks, got torch.float64 on rank 0 and torch.float32 on rank 2"
             )
             assert said[name] == wanted
+        assert "has 2 samples for 3 ranks; start fewer ranks" in said["fewer samples than ranks"]
         assert "alpha must be positive" in said["parameter"]
         assert said["source"] == said["Ctrl-C as it reads"] == "rank 2: the disk has gone"
         assert said["own kind of error"] == "rank 2: _Gone: the disk has gone"
-        assert "y must be text on all ranks or on none" in said["kinds of labels"]
+        for name in ("kinds of labels", "bytes and numbers"):
+            assert "y must be text on all ranks or on none" in said[name]
         assert "rank 2: what other ranks get must be picklable" in said["labels that cannot be sent"]
         assert "alpha must be the same on all ranks, got 0.2 on rank 0, 0.1 on rank 2" in said["other parameter"]
         assert "got 'Huber(delta=0.2)' on rank 0, 'Huber(delta=0.1)' on rank 2" in said["other loss"]
