@@ -638,13 +638,47 @@ def failures(path):
         except (ValueError, TypeError, OSError, RuntimeError, KeyboardInterrupt) as error:
             said[name] = str(error)
     model.fit(X[rows], y[rows])  # and goes on
-    # Nor is it a mistake that the same object is at another address.
-    clone(ESTIMATORS["cv"]).set_params(scoring=[_Accuracy() for _ in range(3)][rank]).fit(X[rows], labels[rows])
     return said, model.certificate_.primal
 
 
+def own_parameters(path):
+    """The objective of fits on ranks that have their own of what they may; whether they keep it; other mistakes."""
+    X, y, labels, _ = problem()
+    rank, rows, folder = dist.get_rank(), own_rows(len(X)), Path(path).parent
+    last = rank == dist.get_world_size() - 1
+    own = {
+        "memory_limit": 10**6 + rank,
+        "n_jobs": 1 + rank,
+        "verbose": last,
+        "callback": [None, _no_news, partial(_no_news)][rank],
+        "resume": folder / f"rank_{rank}",
+        "scoring": [_Accuracy() for _ in range(3)][rank],  # whose repr has another address on each rank
+    }
+    model = clone(ESTIMATORS["cv"]).set_params(**own)
+    share = slice(rank * len(X) // 3, (rank + 1) * len(X) // 3)  # a path of other samples would need all labels
+    model.fit(os.path.relpath(path) if last else path, labels[share])
+    keeps = all(getattr(model, name) is value for name, value in own.items())
+    table, plain = pd.DataFrame(X[rows, :, 0]), ESTIMATORS["regressor"]
+    table.columns = list("abcde")
+    named = clone(plain).fit(table if last else table.to_numpy(), y[rows])
+    others = clone(plain).fit(table.to_numpy() if last else table, y[rows])
+    objectives = [each.certificate_.primal for each in (model, named, others)]
+    among = folder / "parts" / "rank.npz"
+    mistakes = {
+        "estimator": lambda: (
+            clone(PROBES["regressor"] if last else plain).set_params(random_state=None).fit(X[rows], y[rows])
+        ),
+        "shards": lambda: clone(plain).fit(among.parent, y, resume=among),
+    }
+    return objectives, keeps, {name: said_of(mistake) for name, mistake in mistakes.items()}
+
+
+def _no_news(progress):
+    pass
+
+
 class _Accuracy:
-    """A scorer whose ``repr`` has its address."""
+    """A scorer without a ``repr`` of its own."""
 
     def __call__(self, model, X, y):
         return model.score(X, y)

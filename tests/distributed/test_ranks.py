@@ -3,6 +3,7 @@
 import random
 import time
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import launcher
@@ -263,6 +264,21 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert said["probe, weights"] == "rank 2: no weights here"
         plain = rank_cases.ESTIMATORS["regressor"].fit(X, y)
         assert objective == pytest.approx(plain.certificate_.primal, rel=CLOSE)
+
+
+def test_ranks_may_have_their_own_limits_callbacks_paths_and_addresses(tmp_path, path_of_data):
+    X, y, labels, _ = rank_cases.problem()
+    parts = Path(path_of_data).with_name("parts")
+    parts.mkdir()
+    np.savez(parts / "shard.npz", X)
+    wanted = [rank_cases.ESTIMATORS["cv"].fit(X, labels).certificate_.primal]
+    wanted += 2 * [rank_cases.ESTIMATORS["regressor"].fit(X[:, :, 0], y).certificate_.primal]
+    for objectives, keeps, said in launcher.run("own_parameters", 3, tmp_path, path=path_of_data):
+        assert objectives == pytest.approx(wanted, rel=1e-5)  # tol of the estimators
+        assert keeps
+        assert "estimator must be the same on all ranks" in said["estimator"]
+        assert "ConvexProbeRegressor" in said["estimator"]
+        assert "would be read as one of the shards" in said["shards"]
 
 
 def test_ctrl_c_leaves_the_best_point_on_all_ranks(tmp_path):
