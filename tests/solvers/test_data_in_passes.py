@@ -385,6 +385,25 @@ def test_metric_steps_go_on_from_the_intercept_of_their_start(metrics):
     assert abs(solver.gap_estimate(program, state)) <= 1e-6 * program.null_value
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("metrics", [GramMetrics(Batched(Auto())), LowRankMetrics(3)])
+def test_each_alpha_of_a_path_begins_in_the_precision_of_the_data(monkeypatch, metrics, dtype):
+    program, solver = (
+        on_disk(program_of("logistic", "group_l2", data=randn(60, 3, 2).to(dtype))),
+        MetricGradient(metrics),
+    )
+    program = program.with_alpha(0.1 * program.alpha_max)
+    best = solve(program, solver, tol=1e-9)
+    previous = solver.init(program, Point(best.coef, best.intercept))
+    for _ in range(3):  # at the optimum, of which single precision says too little
+        previous = solver.step(program, previous)
+    seen, original = [], CountedMap.slopes_pass
+    monkeypatch.setattr(CountedMap, "slopes_pass", lambda *given: seen.append(given[1].dtype) or original(*given))
+    solver.step(program, previous)
+    solver.init_again(program.with_alpha(0.5 * program.alpha), Point(best.coef, best.intercept), previous)
+    assert seen == [torch.float64, dtype]
+
+
 @pytest.mark.parametrize("name", ["squared", "logistic"])
 def test_column_generation_takes_a_pass_for_each_evaluation_only_where_there_is_no_room_for_more(name):
     program, passes = program_of(name, "group_l2"), []

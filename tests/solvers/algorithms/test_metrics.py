@@ -3,9 +3,11 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from covering import covering
+from scipy.optimize import minimize
 from solver_cases import randn, random_weight, valid_target
 
 from convexformer_solvers import (
@@ -23,7 +25,7 @@ from convexformer_solvers import (
 from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
 from convexformer_solvers.algorithms.few_passes.low_rank import LowRank
 from convexformer_solvers.algorithms.few_passes.model import Gram, Model
-from convexformer_solvers.algorithms.few_passes.read import read
+from convexformer_solvers.algorithms.few_passes.read import best_combination, read
 from convexformer_solvers.linear_maps.base import even_rows
 from convexformer_solvers.points import Point
 
@@ -172,6 +174,36 @@ def test_the_squared_loss_has_the_curvature_of_its_metric_between_any_points():
     points = [(randn(*program.coef_shape, seed=k), randn(2, seed=k + 10)) for k in range(2)]
     before, after = (read(program, *point, single=False).at for point in points)
     assert MetricGradient._curvature_met(metric, before, after) == pytest.approx(1, rel=1e-9)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("name", ["squared", "logistic", "softmax", "poisson"])
+def test_what_is_known_of_points_gives_the_best_of_their_combinations(name, intercept):
+    n, c, loss = 60, 2, get_loss(name)
+    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(randn(n, 3, 2)), y, loss, GroupL2(), 0.002, random_weight(n), intercept)
+    points = [(0.3 * randn(*program.coef_shape, seed=k), randn(c, seed=k + 9) * intercept) for k in range(3)]
+    points[1] = torch.zeros(program.coef_shape).double(), points[1][1]  # with another intercept than the best
+    reads = [read(program, *point, single=False) for point in points]
+
+    def of(weights):
+        return [(1 - weights.sum()) * a + weights[0] * b + weights[1] * d for a, b, d in zip(*points, strict=True)]
+
+    def objective(weights):
+        coef, shift = of(weights)
+        return float(program.objective(coef, program.map.matvec(coef) + shift))
+
+    options = {"xatol": 1e-9, "fatol": 1e-13, "maxiter": 2000, "maxfev": 2000}
+    wanted = minimize(objective, np.zeros(2), method="Nelder-Mead", options=options).fun
+    found = best_combination(program, reads[2], reads[:2], 1e-12)
+    assert found.value == pytest.approx(wanted, rel=1e-8)
+    at = found.at
+    torch.testing.assert_close(at.pred, program.map.matvec(at.coef))
+    assert float(program.objective(at.coef, at.pred + at.intercept)) == pytest.approx(found.value, rel=1e-12)
+    for point, known in zip(points, reads, strict=True):
+        theta = program.slopes(point[1]).at(program.map.matvec(point[0]))
+        torch.testing.assert_close(known.at.correlation, program.map.rmatvec(theta))
+        torch.testing.assert_close(known.at.slope, theta.sum(0))
 
 
 def test_a_gram_matrix_of_some_samples_is_that_of_their_own_program():
