@@ -206,6 +206,14 @@ def test_what_is_known_of_points_gives_the_best_of_their_combinations(name, inte
         torch.testing.assert_close(known.at.slope, theta.sum(0))
 
 
+def test_means_however_large_are_part_of_a_metric_without_intercept():
+    y = valid_target(get_loss("logistic"), 60, 1, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(randn(60, 3, 2) + 1e5), y, get_loss("logistic"), GroupL2(), 0.1)
+    local, move = MetricGradient(GRAM)._curvatures(program, randn(60, 1, seed=3)), randn(3, 2, 1, seed=4)
+    expected = float((program.weight @ (local * program.map.matvec(move).square())).sum())
+    assert GRAM.of(program, local).square(move, torch.zeros(1).double()) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_gram_matrix_of_some_samples_is_that_of_their_own_program():
     n, loss = 60, get_loss("logistic")
     y = valid_target(loss, n, 1, torch.Generator().manual_seed(0))
