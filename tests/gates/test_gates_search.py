@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from convexformer.gates import Gates
-from convexformer.gates.search import DualPoint, GateSearch, gate_norms
+from convexformer.gates.search import DualPoint, GateSearch, _smoothed_norms, gate_norms
 from convexformer.solvers import get_penalty
 
 N = 40
@@ -98,6 +98,47 @@ def test_a_third_of_the_restarts_begin_as_far_from_gates_in_use_as_the_noise_is_
     near = ((sines <= length * (1 + 1e-9)) & (cosines > 0)).all(0)
     assert 100 <= int(near.sum()) < 110
     assert bool((sines[:, near].amax(1) > 0.95 * length).all())  # both directions are moved
+
+
+def test_restarts_near_gates_in_use_are_near_each_of_them():
+    in_use = Gates(u1=[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], u2=[[0.0, 1.0], [1.0, 0.0]])
+    u1, u2 = GateSearch(perturbation=1e-9)._starting_directions(a_point(), in_use, 60, np.random.RandomState(0))
+    cosines = (u1 @ torch.as_tensor(in_use.u1).T).minimum(u2 @ torch.as_tensor(in_use.u2).T)
+    assert (cosines > 1 - 1e-12).sum(0).min() > 0
+
+
+def directions(count):
+    rng = np.random.default_rng(1)
+    return tuple(torch.nn.functional.normalize(torch.as_tensor(rng.normal(size=(count, width)))) for width in (3, 2))
+
+
+@pytest.mark.parametrize("width", [1e-9, 0.3])
+def test_smoothed_dual_norms_are_those_of_sigmoids_as_wide_as_a_share_of_the_spread(width):
+    point = a_point()
+    u1, u2 = directions(20)
+    side = torch.einsum("ikd,jk,jd->ij", point.tokens, u1, u2)
+    spread = (point.weight[:, None] * side**2).sum(0).sqrt()
+    sums = torch.einsum("ij,ikd,ic->jkdc", torch.sigmoid(side / (width * spread)), point.tokens, point.values)
+    found = _smoothed_norms(point, point.tokens.flatten(1), u1, u2, width)
+    torch.testing.assert_close(found, torch.linalg.matrix_norm(sums, 2).amax(1), rtol=1e-12, atol=0.0)
+    if width == 1e-9:
+        torch.testing.assert_close(found, gate_norms(point, Gates(u1, u2).masks(point.tokens)), rtol=1e-12, atol=0.0)
+
+
+def test_an_ascent_raises_the_smoothed_dual_norm():
+    point, start = a_point(), directions(20)
+    ends = GateSearch(n_steps=5, widths=(0.5, 0.5), step_lengths=(1e-3, 1e-3))._ascended(point, *start)
+    before, after = (_smoothed_norms(point, point.tokens.flatten(1), *pair, 0.5) for pair in (start, ends))
+    assert bool((after > before).all())
+
+
+def test_an_ascent_narrows_the_sigmoid_and_shortens_its_steps():
+    point, start = a_point(), directions(20)
+    whole = GateSearch(n_steps=2, widths=(1.0, 0.02), step_lengths=(0.3, 0.1))._ascended(point, *start)
+    for width, length in ((1.0, 0.3), (0.02, 0.1)):
+        one = GateSearch(n_steps=1, widths=(width, width), step_lengths=(length, length))
+        start = one._ascended(point, *start)
+    torch.testing.assert_close(whole, start, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("n_trials", [1, 30])
