@@ -216,7 +216,7 @@ class GateSearch:
         u1, u2 = torch.cat([first, -first]), torch.cat([second, second])
         norms = gate_norms(point, Gates(u1, u2).masks(point.tokens))
         best = norms.view(-1, count).argmax(0) * count + torch.arange(count, device=u1.device)
-        u1, u2, norms = normalize(u1[best]), normalize(u2[best]), norms[best]
+        u1, u2, norms = u1[best], u2[best], norms[best]
         for length in geometric(self.trial_lengths, self.n_trials):
             noise = _random_directions(point, len(u1), random_state)
             trial = [normalize(u + length * v) for u, v in zip((u1, u2), noise, strict=True)]
