@@ -125,8 +125,9 @@ class ColumnSource(_Described):
     def _cells(self, start: int, stop: int) -> NDArray:
         try:
             parts = [_numbers(chunk) for chunk in self._table[start:stop][self._column].chunks if len(chunk)]
-            if start and any(part.shape[1:] != self._cell for part in parts):
-                raise ValueError(f"got {parts[0].shape[1:]}")
+            others = [part.shape[1:] for part in parts if start and part.shape[1:] != self._cell]
+            if others:
+                raise ValueError(f"got {others[0]}")
             return np.concatenate(parts)
         except ValueError as error:
             wanted = f"the shape of row 0, {self._cell}," if start else "one shape"

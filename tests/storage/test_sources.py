@@ -527,6 +527,9 @@ def test_columns_that_differ_are_named():
         open_source(table["X"]).read(slice(2, 4))
     with pytest.raises(ValueError, match=r"rows 3 to 3 of column 'X' .*: got \(1,\)"):
         open_source(table["X"]).read(slice(3, 4))
+    joined = datasets.concatenate_datasets([datasets.Dataset.from_dict({"X": [[0.0] * n] * 3}) for n in (2, 1)])
+    with pytest.raises(ValueError, match=r"rows 1 to 4 of column 'X' .* row 0, \(2,\), .*: got \(1,\)"):
+        open_source(joined["X"]).read(slice(1, 5))
     refused(datasets.Dataset.from_dict({"X": []}), "column 'X' of X must have at least one sample")
     refused(table.to_iterable_dataset(), r"X must tell its number of samples; give Chunks\(make\)")
     missing = datasets.Dataset.from_dict({"X": [[1, 2], [1, None]]})
