@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from convexformer import ConvexAttentionRegressor
+from convexformer.preprocessing.stored import stored_sequences
 from convexformer.storage import Chunks, ShardSource, Source, open_source
 from convexformer.storage.opening import array_of
 from convexformer.validation import as_tensor
@@ -513,6 +514,14 @@ def test_an_empty_data_set_is_named(tmp_path):
         file["X"] = h5py.Empty("f8")
         refused(file["X"], r"X must have 2 or 3 dimensions .*, got shape \(\)")
     refused(tmp_path / "X.h5", r"X=.*X.h5' must have 2 or 3 dimensions .*, got shape \(\)")
+
+
+@pytest.mark.parametrize("first", [2, 3])
+def test_samples_are_columns_where_any_shard_stores_them_as_such(first, tmp_path):
+    for index, n_dims in enumerate((first, 5 - first)):
+        np.save(tmp_path / f"{index}.npy", numbers(n_samples=4, shape=(5, 1)[: n_dims - 1]))
+    with pytest.raises(ValueError, match=r"X on a disk must have shape .*, got \(8, 5\)"):
+        stored_sequences(tmp_path)
 
 
 def test_columns_that_differ_are_named():
