@@ -1,9 +1,13 @@
-"""Answers of ranks to a command, in frames of one length."""
+"""Answers of ranks to a command, in frames of one length, and what becomes of their errors."""
+
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from convexformer_solvers.distributed.answers import Answer, sizes_in
+from convexformer_solvers.distributed.answers import Answer, Failed, sizes_in
+from convexformer_solvers.distributed.team import Command, Team
 
 COMBINE = ("sum", "max", "min", "list", "rows", "keep")
 
@@ -39,3 +43,13 @@ def test_a_frame_without_room_says_how_much_is_needed(rank):
 
 def test_an_error_has_a_negative_size():
     assert sizes_in([Answer(failed=None).frame(64)])[0] < 0
+
+
+@pytest.mark.parametrize("of_values", [(True, False), (False, True)])
+def test_ranks_do_not_go_on_where_any_of_them_has_lost_values(of_values):
+    team = Team(SimpleNamespace(lock=threading.RLock()), None)
+    failed = [None, *(Failed(ValueError(f"fault {number}"), lost) for number, lost in enumerate(of_values))]
+    with pytest.raises(ValueError, match=r"^rank 1: fault 0$"):
+        team._raise_first(failed)
+    with pytest.raises(RuntimeError, match=r"^the ranks cannot go on: rank 1: fault 0$"):
+        team.lead(Command("largest", 0, ("max",), {}))
