@@ -105,3 +105,15 @@ def test_where_the_store_has_gone_rank_0_has(group):
     assert said == "rank zero has ended or does not answer, and its samples with it: closed"
     with pytest.raises(RankError, match=r"^rank zero has ended or does not answer: Broken pipe$"):
         group.look(2, 1)
+
+
+def test_after_a_fault_rank_0_ends_once_the_others_have_had_time_to_read_of_it(group, monkeypatch):
+    events = []
+    monkeypatch.setattr(heartbeat, "os", SimpleNamespace(_exit=lambda status: events.append(f"ends with {status}")))
+    group.ranks[1].failure("rank one was interrupted")
+    group.as_they_sleep = lambda: events.append("sleeps")
+    for rank in (1, 0):
+        with pytest.raises(RankError, match="interrupted"):
+            group.look(rank, 1)
+        group.ranks[rank].leave()
+    assert events == ["ends with 1", "sleeps", "ends with 1"]
