@@ -477,6 +477,10 @@ def test_a_fold_without_a_class_to_train_on_is_named():
     with pytest.warns(UserWarning, match=r"sample of \['a'\] in fold 0, \['b'\] in fold 1, \['c'\] in fold 2, so"):
         model.set_params(cv=KFold(3)).fit(X, three)
     model.set_params(cv=3).fit(X, three)  # stratified: no warning
+    even, odd = np.arange(0, 60, 2), np.arange(1, 60, 2)
+    weight = np.where((three == "a") & (np.arange(60) % 2 == 0), 0.0, 1.0)  # which is all that is even in the class
+    with pytest.warns(UserWarning, match=r"no training sample of \['a'\] in fold 0, so these folds"):
+        model.set_params(cv=[(even, odd), (odd, even)]).fit(X, three, weight)
 
 
 def test_classes_are_those_of_samples_with_weight():
