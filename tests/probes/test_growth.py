@@ -1,12 +1,14 @@
 """Generated weightings in the file of ``resume``: fits that were ended go on from their last round."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from probe_cases import ragged_samples, signal
 
 from convexformer import ConvexProbeRegressor
 from convexformer.nn import MeanWeights
-from convexformer.preprocessing import MeanPooling, TokenGates
+from convexformer.preprocessing import MeanPooling, QueryPooling, TokenGates
 from convexformer.probes import Generation
 from convexformer.solvers import SolverInterrupted
 from convexformer_solvers.io.npz import read_archive, write_archive
@@ -129,3 +131,12 @@ def test_a_file_of_other_samples_or_damaged_weightings_is_refused(tmp_path):
         write_archive(file, "path", header | {"kept": kept | damaged}, arrays)
         with pytest.raises(ValueError, match=r"resume='.*fit.npz' cannot be continued: its weightings cannot be used"):
             fitted(file)
+
+
+def test_a_dictionary_that_draws_nothing_needs_no_seed(tmp_path):
+    X = np.random.default_rng(0).normal(size=(20, 3, 2))
+    for part, drawn in ((MeanPooling(), False), (QueryPooling(2), True)):
+        model = ConvexProbeRegressor(alpha=0.1, dictionary=part)
+        with pytest.raises(ValueError, match="random_state") if drawn else nullcontext():
+            model.fit(X, X[:, 0, 0], resume=tmp_path / "fit.npz")
+    assert (tmp_path / "fit.npz").exists()
