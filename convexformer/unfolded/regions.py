@@ -79,21 +79,29 @@ class DescentRegion:
         """Check the parameters."""
         check_points(optimum_f=self.optimum_f, optimum_h=self.optimum_h)
         check_positive(ratio=self.ratio)
+        object.__setattr__(self, "ratio", float(self.ratio))
 
     @property
     def centre(self) -> Tensor | None:
         """The centre of the sphere that bounds the region; None where that is a plane."""
         if self.ratio == 1:
             return None
-        square = self.ratio**2
-        return (self.optimum_f - square * self.optimum_h) / (1 - square)
+        # The square of the ratio may be beyond all numbers; that of its inverse is then zero.
+        near, far = (self.optimum_h, self.optimum_f) if self.is_complement else (self.optimum_f, self.optimum_h)
+        square = self._below_one**2
+        return (near - square * far) / (1 - square)
 
     @property
     def radius(self) -> float:
         """The radius of the sphere that bounds the region; infinite where that is a plane."""
         if self.ratio == 1:
             return float("inf")
-        return self.ratio * norm(self.optimum_f - self.optimum_h) / abs(1 - self.ratio**2)
+        return self._below_one * norm(self.optimum_f - self.optimum_h) / (1 - self._below_one**2)
+
+    @property
+    def _below_one(self) -> float:
+        """The ratio or its inverse."""
+        return 1 / self.ratio if self.is_complement else self.ratio
 
     @property
     def is_complement(self) -> bool:

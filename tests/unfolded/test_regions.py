@@ -71,6 +71,14 @@ class TestDescentRegion:
         assert torch.equal(scaled.contains(scale * points), region.contains(points))
         assert 0 < int(region.contains(points).sum()) < 100
 
+    @pytest.mark.parametrize(("ratio", "near"), [(1e-200, 0), (1e200, 1), (10**200, 1)])
+    def test_ratios_whose_squares_are_no_numbers(self, ratio, near):
+        minimisers = randn(2, 3)
+        region = DescentRegion(*minimisers, ratio)
+        assert torch.equal(region.centre, minimisers[near])
+        assert region.radius == pytest.approx(1e-200 * float(torch.dist(*minimisers)))
+        assert region.contains(minimisers).tolist() == [True, False]
+
     def test_the_ratio_of_gradients_is_at_most_the_bound_in_it(self):
         n_inside = n_missed = 0
         for seed in range(60):
