@@ -516,8 +516,8 @@ class DUST(UnrolledNetwork):
                 atoms = F.normalize(torch.randn(n_features, self.n_atoms, device="cpu"), dim=0).to(atoms)
         self.start, self.attention = start, check_flag(attention, "attention")
         self.dictionary = nn.Parameter(atoms.repeat(1 if self.shared else n_layers, 1, 1))
-        self.raw_penalty = nn.Parameter(torch.full((n_layers,), _inverse_softplus(penalty)))
-        raw_scale = torch.full((n_layers,), _inverse_softplus(attention_scale))
+        self.raw_penalty = nn.Parameter(_raw("penalty", penalty, n_layers))
+        raw_scale = _raw("attention_scale", attention_scale, n_layers)
         self.raw_scale: Tensor | None
         self.register_parameter("raw_scale", nn.Parameter(raw_scale) if self.attention else None)
 
@@ -599,5 +599,10 @@ class DUST(UnrolledNetwork):
         return state @ self.dictionary[self._weights_of(layer)].mT
 
 
-def _inverse_softplus(value: float) -> float:
-    return value + math.log(-math.expm1(-value))
+def _raw(name: str, value: float, n_layers: int) -> Tensor:
+    """So many numbers whose softplus is a positive one, in torch's default precision."""
+    exact = torch.tensor(value + math.log(-math.expm1(-value)), dtype=torch.float64)
+    raw = exact.to(torch.get_default_dtype()).repeat(n_layers)
+    if not 0 < F.softplus(raw[0]) < math.inf:
+        raise ValueError(f"{name} must be a positive finite number in {raw.dtype}, got {value!r}")
+    return raw

@@ -285,6 +285,8 @@ def test_parts():
         (lambda: DUST(4, n_atoms=3), "n_atoms must be at least n_features=4"),
         (lambda: DUST(4, penalty=0), "penalty must be a positive finite number"),
         (lambda: DUST(4, attention_scale=float("inf")), "attention_scale must be a positive finite number"),
+        (lambda: DUST(4, penalty=1e-300), "penalty must be a positive finite number in torch.float32, got 1e-300"),
+        (lambda: DUST(4, attention_scale=10**39), "attention_scale must be a positive finite number in torch.float32"),
         (lambda: DUST(4, start="one"), "start must be one of"),
         (lambda: DUST(4, dictionary="wavelet"), "dictionary must be one of"),
         (lambda: DUST(4, attention="no"), "attention must be True or False"),
@@ -305,6 +307,14 @@ def test_parts():
 def test_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("value", [1e-30, 1e-3, 50.0, 10**30])
+def test_penalties_and_scales_are_the_given_ones(value):
+    network = DUST(4, penalty=value, attention_scale=value)
+    expected = torch.full((3,), float(value))
+    torch.testing.assert_close(network.penalties.detach(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(network.attention_scales.detach(), expected, rtol=1e-5, atol=0)
 
 
 def test_what_is_no_tensor():
