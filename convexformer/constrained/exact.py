@@ -35,7 +35,8 @@ class ExactReadout:
         Loss of the last layer plus decay.
     bound : float
         Lower bound of the objective of every feasible readout, computed in float64 from ``duals`` alone: the Lagrangian
-        is strongly convex in ``W``, so that its least value is at most :math:`|\nabla|^2 / (2 \mu)` below it.
+        is strongly convex in ``W``, so that its least value is at most :math:`|\nabla|^2 / (2 \mu)` below it, with a
+        smaller :math:`\mu` where constraints are convex up to rounding alone; minus infinity where none is positive.
 
     Examples
     --------
@@ -233,7 +234,17 @@ class _Readout:
         objective = losses[-1] + self.decay / 2 * variable.square().sum()
         lagrangian = objective + (torch.as_tensor(duals) * values).sum()
         (gradient,) = torch.autograd.grad(lagrangian, variable)
-        bound = lagrangian - gradient.square().sum() / (2 * self.decay)  # decay is a modulus of strong convexity
-        return ExactReadout(
-            weight, duals, losses.detach().numpy(), values.detach().numpy(), objective.item(), bound.item()
-        )
+        modulus = self._modulus(duals)
+        below = gradient.square().sum().item() / (2 * modulus) if modulus > 0 else np.inf
+        numbers = objective.item(), lagrangian.item() - below
+        return ExactReadout(weight, duals, losses.detach().numpy(), values.detach().numpy(), *numbers)
+
+    def _modulus(self, duals: NDArray[np.float64]) -> float:
+        """A modulus of strong convexity of the Lagrangian: the decay, less what constraints may curve downwards."""
+        if self.reference is not None:
+            return self.decay
+        count, width = self.layers.shape[1:]
+        squares = np.square(self.layers).sum((1, 2)) / count
+        rounding = (count + width) * np.finfo(np.float64).eps * (squares[1:] + squares[:-1])
+        least = [np.linalg.eigvalsh(self._difference(number))[0] for number in range(1, len(self.layers))]
+        return self.decay + float(duals[1:] @ np.minimum(least - rounding, 0))

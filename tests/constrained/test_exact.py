@@ -174,6 +174,21 @@ def test_the_bound_is_what_strong_convexity_proves_and_attained_without_a_loss()
     assert found.bound == pytest.approx(loss + duals @ [loss - 0.5, 0.1 * loss])
 
 
+@pytest.mark.parametrize("curvature", [1e-10, 1e-16])
+def test_a_decay_below_the_curvature_that_is_tolerated_proves_no_bound(curvature):
+    """The second feature makes the first layer worse, which the constraint of the second one asks for."""
+    small, decay = curvature**0.5, curvature / 20
+    layers, y = np.stack([np.diag([1.0, small]), np.diag([2.0, 0.0])]), np.array([[0.0], [1.0]])
+    problem = _Readout(layers, y, DescentConstraints(alpha=0.5, c_ref=9.0), decay, get_loss("squared"), None)
+    stationary = np.array([[0.0], [small / 4 / (curvature / 4 - decay)]])
+    feasible = np.array([[0.0], [-0.5 / small]])
+    found, other = (problem.certified(weight, np.array([0.0, 1.0])) for weight in (stationary, feasible))
+    assert (other.constraints <= 0).all()
+    assert found.bound <= other.objective
+    assert found.gap == np.inf
+    assert problem.certified(stationary, np.array([1.0, 0.0])).bound > -np.inf
+
+
 def test_constraints_are_on_reference_losses_of_the_layer_before():
     constraints, reference = DescentConstraints(alpha=0.05, c_ref=0.24), [0.2, 1e-9]  # the last counts nowhere
     exact = exact_readout(MIXED, Y, constraints, decay=DECAY, reference=reference)
