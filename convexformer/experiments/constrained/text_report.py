@@ -165,6 +165,6 @@ def remark(settings: ConstrainedTextSettings) -> str:
         "embeddings relative to theirs, in training as in the column, at test time from "
         f"{settings.test_noises[0]:g} to {settings.test_noises[-1]:g}; area: accuracy integrated over that. c_ref is "
         f"{settings.c_ref_ratio:g} of the loss of the best constant prediction. Feasible: constraints hold on "
-        "validation sentences, up to slacks and a standard error. Mean ratio: of a sentence's loss in a layer and in "
-        "the one before; descending: share of such ratios below 1."
+        "validation sentences, up to slacks and a standard error. Mean ratio: of the loss of a validation sentence, "
+        "with the noise of training, in a layer and in the one before; descending: share of such ratios below 1."
     )
