@@ -232,7 +232,7 @@ class BlockDescent(PrimalDualSolver):
 
     def on_other_blocks(self, state: State, moved: Callable[[Tensor], Tensor]) -> State | None:
         dual = state.dual
-        coef = moved(torch.as_tensor(dual.coef).view(-1, state.inner.width, 1)).numpy().ravel()
+        coef = moved(torch.from_numpy(dual.coef).view(-1, state.inner.width, 1)).numpy().ravel()
         if np.count_nonzero(coef) < np.count_nonzero(dual.coef):  # the dual point needs blocks that have left
             return None
         return state._replace(dual=GramPoint(coef, dual.correlation))
