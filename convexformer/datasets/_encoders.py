@@ -66,7 +66,7 @@ class Encoder:
         return locate(model, self.instead)
 
     @cached_property
-    def _network_and_layer(self) -> tuple[nn.Module, nn.Module]:
+    def _network_and_layers(self) -> tuple[nn.Module, list[nn.Module]]:
         raise NotImplementedError
 
     def part_of(self, config: Any) -> Any:
@@ -78,8 +78,8 @@ class Encoder:
         kind = type(self.config if network is None else network).__name__
         return ValueError(f"model {self.name!r} ({kind}) is not supported: {self.supported}")
 
-    def cut(self, network: nn.Module, is_stack: Callable[[nn.Module, int], bool]) -> tuple[nn.Module, nn.Module]:
-        """The network up to the layer, in float32 on the device, and the layer."""
+    def cut(self, network: nn.Module, is_stack: Callable[[nn.Module, int], bool]) -> tuple[nn.Module, list[nn.Module]]:
+        """The network up to the last of the layers, in float32 on the device, and the layers."""
         assert self.n_layers is not None
         found: dict[str, Any] = {}
         for name, part in network.named_modules():
@@ -89,9 +89,9 @@ class Encoder:
         if len(found) != 1:
             raise self.unsupported(network)
         (stack,) = found.values()
-        block = stack[self.layer]
-        del stack[self.layer + 1 :]  # what comes after the layer need not be computed
-        return network.to(self.device, torch.float32).eval(), block
+        blocks = [stack[layer] for layer in self.layers]
+        del stack[self.layer + 1 :]  # what comes after them need not be computed
+        return network.to(self.device, torch.float32).eval(), blocks
 
     def fingerprint(self) -> str:
         """Hash of the files of a folder; name and commit of a model of the hub."""
@@ -153,7 +153,7 @@ class TextEncoder(Encoder):
         """Positions that the network has; as RoBERTa, it may count them from that of padding."""
         limits = (
             part.num_embeddings - part.padding_idx - 1
-            for name, part in self._network_and_layer[0].named_modules()
+            for name, part in self._network_and_layers[0].named_modules()
             if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None
         )
         return min(limits, default=math.inf)

@@ -242,7 +242,7 @@ class PatchEncoder(Encoder):
     @torch.inference_mode()
     def run(self, pixels: NDArray[np.float32]) -> Arrays:
         """Patches and class token of one batch of processed images."""
-        network, block = self._network_and_layer
+        network, (block,) = self._network_and_layers
         states = states_after(network, block, pixel_values=torch.as_tensor(pixels, device=self.device))
         n_patches = self.grid[0] * self.grid[1]
         n_registers = getattr(self.part_of(self.config), "num_register_tokens", 0)
@@ -257,7 +257,7 @@ class PatchEncoder(Encoder):
         return {name: values.float().numpy(force=True) for name, values in found.items()}
 
     @cached_property
-    def _network_and_layer(self) -> tuple[nn.Module, nn.Module]:
+    def _network_and_layers(self) -> tuple[nn.Module, list[nn.Module]]:
         network = self._load("AutoModel")
         if self.part_of(self.config) is not self.config:
             network = getattr(network, "vision_model", None) or network

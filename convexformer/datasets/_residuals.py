@@ -228,7 +228,7 @@ class LanguageModel(TextEncoder):
     @torch.inference_mode()
     def run(self, ids: NDArray[np.int64], mask: NDArray[np.bool_]) -> Arrays:
         """States of the tokens kept of one batch of texts, from the first row on; the other rows are zero."""
-        network, block = self._network_and_layer
+        network, (block,) = self._network_and_layers
         self.check_positions(ids.shape[1])
         states = states_after(
             network,
@@ -246,7 +246,7 @@ class LanguageModel(TextEncoder):
         return {"outputs": np.where(kept[:, :, None], chosen, np.float32(0))}
 
     @cached_property
-    def _network_and_layer(self) -> tuple[nn.Module, nn.Module]:
+    def _network_and_layers(self) -> tuple[nn.Module, list[nn.Module]]:
         # Each class reads its own files without a report of weights that are left over.
         whole = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in self.config.architectures or ())
         network = self._load("AutoModelForCausalLM" if whole else "AutoModel")

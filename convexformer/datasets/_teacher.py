@@ -82,13 +82,12 @@ class Teacher(TextEncoder):
 
     def passing(self, ids: Tensor, real: Tensor, **options: Any) -> list[dict[str, Tensor]]:
         """What passes through each layer, by name, for tokens of shape ``(B, n_tokens)`` some of which are real."""
-        network, last = self._network_and_layer
+        network, blocks = self._network_and_layers
         self.check_positions(ids.shape[1])
-        (stack,) = (part for part in network.modules() if isinstance(part, nn.ModuleList) and last in list(part))
-        seen: list[dict[str, Tensor]] = [{} for _ in self.layers]
+        seen: list[dict[str, Tensor]] = [{} for _ in blocks]
         with ExitStack() as hooks:
-            for layer, of_layer in zip(self.layers, seen, strict=True):
-                for handle in _watch(stack[layer], of_layer):
+            for block, of_layer in zip(blocks, seen, strict=True):
+                for handle in _watch(block, of_layer):
                     hooks.callback(handle.remove)
             network(input_ids=ids, attention_mask=real.long(), **options)
         return seen
@@ -96,10 +95,10 @@ class Teacher(TextEncoder):
     @property
     def network(self) -> nn.Module:
         """The encoder up to the layer."""
-        return self._network_and_layer[0]
+        return self._network_and_layers[0]
 
     @cached_property
-    def _network_and_layer(self) -> tuple[nn.Module, nn.Module]:
+    def _network_and_layers(self) -> tuple[nn.Module, list[nn.Module]]:
         return self.cut(self._load("AutoModel", attn_implementation="eager"), _is_stack)
 
 
