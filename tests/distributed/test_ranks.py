@@ -390,25 +390,18 @@ def test_a_fit_goes_on_with_another_number_of_ranks(before, after, tmp_path, lon
     assert finished.primal == pytest.approx(again.primal, rel=1e-13)
 
 
-def test_a_rank_that_does_not_answer_is_named(tmp_path):
-    processes = launcher.start("silent", 3, tmp_path)
+@pytest.mark.parametrize(
+    ("case", "said", "timeout"),
+    [("silent", ("rank 1 ", "no sign of life for 8 s"), 300), ("ended_at_the_start", ("RankError: rank 1 ",), 60)],
+    ids=["silent", "ended before its first sign of life"],
+)
+def test_a_rank_that_does_not_answer_is_named(case, said, timeout, tmp_path):
+    processes = launcher.start(case, 3, tmp_path)
     try:
         for rank in (0, 2):
-            printed = processes[rank].output(timeout=300)
+            printed = processes[rank].output(timeout=timeout)
             assert processes[rank].failed
-            assert "rank 1 " in printed
-            assert "no sign of life for 8 s" in printed
-    finally:
-        launcher.close(processes)
-
-
-def test_a_rank_that_ends_before_its_first_sign_of_life_is_named(tmp_path):
-    processes = launcher.start("ended_at_the_start", 3, tmp_path)
-    try:
-        for rank in (0, 2):
-            printed = processes[rank].output(timeout=60)
-            assert processes[rank].failed
-            assert "RankError: rank 1 " in printed
+            assert all(part in printed for part in said)
     finally:
         launcher.close(processes)
 

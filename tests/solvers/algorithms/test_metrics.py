@@ -113,6 +113,13 @@ def test_outputs_that_the_loss_does_not_couple_have_their_own_metrics():
         torch.testing.assert_close(part.cross, other.cross)
 
 
+def with_means(loss, intercept):
+    """A program of weighted samples and three outputs, of features with means."""
+    loss = get_loss(loss)
+    y = valid_target(loss, 60, 3, torch.Generator().manual_seed(0))
+    return Program(DenseMap(randn(60, 3, 2) + 1), y, loss, GroupL2(), 0.1, random_weight(60), intercept)
+
+
 def weighted_curvatures(program, local):
     """Second derivatives of each sample's loss that metrics of Gram matrices take, as matrices ``(N, c, c)``."""
     n, c = program.y.shape
@@ -127,9 +134,8 @@ def weighted_curvatures(program, local):
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_a_metric_is_that_of_predictions_and_their_curvatures(loss, intercept):
-    n, c, loss = 60, 3, get_loss(loss)
-    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
-    program = Program(DenseMap(randn(n, 3, 2) + 1), y, loss, GroupL2(), 0.1, random_weight(n), intercept)
+    program = with_means(loss, intercept)
+    n, c = program.y.shape
     local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
     metric, curvature = GRAM.of(program, local), weighted_curvatures(program, local)
     move, shift = randn(3, 2, c, seed=4), randn(c, seed=5) * intercept
@@ -146,10 +152,8 @@ def test_a_metric_is_that_of_predictions_and_their_curvatures(loss, intercept):
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("name", ["squared", "logistic", "softmax"])
 def test_steps_end_at_the_minimum_of_their_model_over_coefficients_and_intercept(name, intercept):
-    n, c, loss = 60, 3, get_loss(name)
-    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
-    program = Program(DenseMap(randn(n, 3, 2) + 1), y, loss, GroupL2(), 1.0, random_weight(n), intercept)
-    program, solver = program.with_alpha(0.1 * program.alpha_max), MetricGradient(GRAM)
+    program, solver = with_means(name, intercept), MetricGradient(GRAM)
+    program, c = program.with_alpha(0.1 * program.alpha_max), program.y.shape[1]
     start = Point(0.1 * randn(*program.coef_shape, seed=4), 0.5 * randn(c, seed=5) * intercept)
     state = solver.init(program, start)._replace(curvature=3.0, accuracy=1e-13)
     at, following = state.base.at, solver._minimised(program, state)
