@@ -22,14 +22,16 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     command = commands.add_parser(
         "activations",
         parents=[common],
-        help="run texts through a pretrained encoder and store activations of a layer in shards",
-        description="Store what enters and leaves a layer of a pretrained encoder. A call that was interrupted goes "
+        help="run texts through a pretrained encoder and store activations of layers in shards",
+        description="Store what enters and leaves layers of a pretrained encoder. A call that was interrupted goes "
         "on. Under torchrun each process writes a part of the shards.",
         formatter_class=HelpFormatter,
     )
     command.add_argument("texts", help="text file in UTF-8 with one text a line, or 'documentation'")
     command.add_argument("--model", help="folder or name; default: all-MiniLM-L6-v2")
-    command.add_argument("--layer", type=int, default=2, help="layer of the encoder, from 0")
+    command.add_argument(
+        "--layer", type=_layers, default=2, help="layer of the encoder, from 0; several as 0,2,5, or all, in one pass"
+    )
     command.add_argument("--out", type=named_path, required=True, help="folder for the shards")
     command.add_argument("--n-tokens", type=int, default=32, help="tokens of a text; the first ones are used")
     command.add_argument("--site", choices=("attention", "layer"), default="attention", help="where outputs are taken")
@@ -46,6 +48,17 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--device", help="cpu or cuda; default: cpu")
     command.set_defaults(run=_run)
+
+
+def _layers(text: str) -> int | list[int] | str:
+    """A layer, several with commas between them, or all."""
+    if text == "all":
+        return text
+    try:
+        layers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be an integer, several as 0,2,5, or all, got {text!r}") from None
+    return layers if len(layers) > 1 else layers[0]
 
 
 def _run(options: argparse.Namespace) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,13 +15,13 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from convexformer.storage.shards import ShardWriter, write_shards
-from convexformer.validation import check_device
+from convexformer.validation import check_device, is_integer
 from convexformer_solvers.validation import check_counts
 
 from ._activations import KIND, Short, Site, choose, hash_sentences
 from ._encoders import fill, run_batches
 from ._sentences import read_sentences
-from ._teacher import Teacher
+from ._teacher import SeveralLayers
 
 # Texts at once, when only their lengths are looked for.
 _BLOCK = 4096
@@ -30,7 +31,8 @@ _BLOCK = 4096
 class ActivationShards:
     """What is to be written where: the activations that ``load_attention_activations`` gives, shard by shard.
 
-    Each shard has `inputs`, `outputs`, `lengths`, `index` and perhaps `attention`, as ``Activations`` has.
+    Each shard has `inputs`, `outputs`, `lengths`, `index` and perhaps `attention`, as ``Activations`` has. With several
+    layers it has those of each, such as `inputs_3`, and the outputs of the first layer are the default.
 
     Parameters
     ----------
@@ -49,7 +51,7 @@ class ActivationShards:
     folder: Path
     sentences: str
     model: str | None
-    layer: int
+    layer: int | Sequence[int] | Literal["all"]
     n_tokens: int
     short: Short
     dtype: str
@@ -69,9 +71,9 @@ class ActivationShards:
         return read_sentences(self.sentences)
 
     @cached_property
-    def teacher(self) -> Teacher:
+    def teacher(self) -> SeveralLayers:
         """The encoder, whose weights load when it first runs."""
-        return Teacher(self.model, self.layer, self.site, check_device(self.device, torch.device("cpu")))
+        return SeveralLayers(self.model, self.layer, self.site, check_device(self.device, torch.device("cpu")))
 
     @cached_property
     def index(self) -> NDArray[np.int64]:
@@ -92,7 +94,7 @@ class ActivationShards:
             "encoder": self.teacher.name,
             "model": os.path.abspath(self.model) if self.model and os.path.isdir(self.model) else self.model,
             "fingerprint": self.teacher.fingerprint(),
-            "layer": self.layer,
+            "layer": self.layer if is_integer(self.layer) else self.teacher.layers,
             "site": self.site,
             "n_tokens": self.n_tokens,
             "short": self.short,
@@ -124,7 +126,11 @@ class ActivationShards:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {"shard_rows": self.shard_rows, "info": self.info, "default": "outputs"}
+        return {
+            "shard_rows": self.shard_rows,
+            "info": self.info,
+            "default": self.teacher.name_of("outputs", self.teacher.layers[0]),
+        }
 
     def _writer(self, **options: Any) -> ShardWriter:
         return ShardWriter(self.folder, len(self.index), **options)
@@ -141,10 +147,12 @@ class ActivationShards:
             cache=None,
             verbose=False,
         )
-        if not self.attention:
-            arrays.pop("attention", None)
-        elif "attention" not in arrays:
-            raise ValueError(f"encoder {self.teacher.name!r} gives no attention maps; leave out attention")
+        for layer in self.teacher.layers:
+            weights = self.teacher.name_of("attention", layer)
+            if not self.attention:
+                arrays.pop(weights, None)
+            elif weights not in arrays:
+                raise ValueError(f"encoder {self.teacher.name!r} gives no attention maps; leave out attention")
         stored = {name: self._rounded(values) for name, values in arrays.items()}
         return stored | {"lengths": np.array([len(ids) for ids in token_ids]), "index": index}
 

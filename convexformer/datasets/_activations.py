@@ -20,7 +20,7 @@ from convexformer_solvers.validation import check_counts
 
 from ._encoders import fill, run_batches
 from ._sentences import read_sentences
-from ._teacher import SeveralLayers, Teacher
+from ._teacher import SeveralLayers
 
 Site = Literal["attention", "layer"]
 Short = Literal["error", "drop", "pad"]
@@ -157,8 +157,8 @@ def load_attention_activations(
     shards : str or path-like, optional
         Folder that ``convexformer activations`` wrote: its numbers are read, and no weights are run. Sentences, model
         and the other arguments are then those of the folder. An argument that is given besides must agree with it,
-        and `n_sentences` takes the first so many. Model and sentences must be where they were, unless they are given.
-        Default: activations are computed.
+        `n_sentences` takes the first so many, and `layer` takes some of several. Model and sentences must be where
+        they were, unless they are given. Default: activations are computed.
 
     Returns
     -------
@@ -197,8 +197,10 @@ def load_attention_activations(
     ValueError: site must be 'attention' or 'layer', got 'head'
     """
     if shards is not None:
-        given = {"layer": layer, "n_tokens": n_tokens, "site": site, "short": short, "batch_size": batch_size}
-        return _read_shards(shards, sentences, model, n_sentences, given | {"cache": cache, "device": device})
+        given: dict[str, Any] = {"n_tokens": n_tokens, "site": site, "short": short, "batch_size": batch_size}
+        given |= {"cache": cache, "device": device}
+        of_layers = _read_shards(shards, sentences, model, layer, n_sentences, given)
+        return of_layers[0] if is_integer(layer) else of_layers
     if not is_one_of(site, ("attention", "layer")):
         raise ValueError(f"site must be 'attention' or 'layer', got {site!r}")
     if not is_one_of(short, ("error", "drop", "pad")):
@@ -221,35 +223,47 @@ def load_attention_activations(
         cache=cache,
         verbose=verbose,
     )
-    common: dict[str, Any] = {
-        "lengths": np.array([len(ids) for ids in token_ids]),
-        "tokens": [teacher.tokenizer.convert_ids_to_tokens(ids) for ids in token_ids],
-        "sentences": [texts[i] for i in index],
-        "index": index,
-        "model": teacher.name,
-        "site": site,
-    }
-    of_layers = [
-        Activations(
-            inputs=arrays[teacher.name_of("inputs", own)],
-            outputs=arrays[teacher.name_of("outputs", own)],
-            attention=arrays.get(teacher.name_of("attention", own)),
-            layer=own,
-            **common,
-        )
-        for own in teacher.layers
-    ]
+    of_layers = _by_layer(teacher, teacher.layers, arrays, [texts[i] for i in index], token_ids, index)
     return of_layers[0] if is_integer(layer) else of_layers
+
+
+def _by_layer(
+    teacher: SeveralLayers,
+    layers: Sequence[int],
+    arrays: dict[str, NDArray[np.float32]],
+    sentences: list[str],
+    token_ids: list[list[int]],
+    index: NDArray[np.int64],
+) -> list[Activations]:
+    """The activations of each layer, from arrays of all."""
+    lengths = np.array([len(ids) for ids in token_ids])
+    tokens = [teacher.tokenizer.convert_ids_to_tokens(ids) for ids in token_ids]
+    return [
+        Activations(
+            inputs=arrays[teacher.name_of("inputs", layer)],
+            outputs=arrays[teacher.name_of("outputs", layer)],
+            attention=arrays.get(teacher.name_of("attention", layer)),
+            lengths=lengths,
+            tokens=tokens,
+            sentences=sentences,
+            index=index,
+            model=teacher.name,
+            layer=layer,
+            site=teacher.site,
+        )
+        for layer in layers
+    ]
 
 
 def _read_shards(
     shards: str | os.PathLike[str],
     sentences: Sequence[str] | str | os.PathLike[str],
     model: str | os.PathLike[str] | None,
+    layer: Any,
     n_sentences: int | None,
     given: dict[str, Any],
-) -> Activations:
-    """Activations from shards, whose settings an argument must have if it is not left at its default."""
+) -> list[Activations]:
+    """Activations of layers from shards, whose settings an argument must have if it is not left at its default."""
     manifest = read_manifest(shards)
     info, place = manifest["info"], f"shards={os.fspath(shards)!r}"
     if info.get("kind") != KIND:
@@ -268,25 +282,23 @@ def _read_shards(
     )
     if hash_sentences(texts) != info["sentences_sha256"]:
         raise ValueError(f"sentences must be those of {place}, {info['sentences']!r} as they were then")
-    teacher = Teacher(info["model"] if model is None else model, info["layer"], info["site"], torch.device("cpu"))
+    source = info["model"] if model is None else model
+    teacher = SeveralLayers(source, info["layer"], info["site"], torch.device("cpu"))
     if teacher.fingerprint() != info["fingerprint"]:
         raise ValueError(f"model must be that of {place}, {info['encoder']!r} with the same files; it has others")
-    arrays = {name: read_array(shards, name)[:n_samples] for name in manifest["arrays"]}
-    numbers = {name: arrays[name].float().numpy() for name in ("inputs", "outputs", "attention") if name in arrays}
-    index = arrays["index"].numpy()
+    is_default = is_integer(layer) and layer == parameters["layer"].default and len(teacher.layers) == 1
+    layers = teacher.layers if is_default or is_one_of(layer, ("all",)) else teacher.layers_of(layer)
+    if not set(layers) <= set(teacher.layers):
+        instead = "leave it out" if len(teacher.layers) == 1 else "ask for some of these"
+        raise ValueError(f"layer={layer!r}, but {place} holds layer={info['layer']!r}; {instead}")
+    wanted = {teacher.name_of(name, own) for name in ("inputs", "outputs", "attention") for own in layers}
+    arrays = {
+        name: read_array(shards, name)[:n_samples].float().numpy() for name in wanted.intersection(manifest["arrays"])
+    }
+    index = read_array(shards, "index")[:n_samples].numpy()
     kept = [texts[i] for i in index]
-    return Activations(
-        inputs=numbers["inputs"],
-        outputs=numbers["outputs"],
-        attention=numbers.get("attention"),
-        lengths=arrays["lengths"].numpy(),
-        tokens=[teacher.tokenizer.convert_ids_to_tokens(ids[: info["n_tokens"]]) for ids in teacher.tokenize(kept)],
-        sentences=kept,
-        index=index,
-        model=teacher.name,
-        layer=teacher.layer,
-        site=info["site"],
-    )
+    token_ids = [ids[: info["n_tokens"]] for ids in teacher.tokenize(kept)]
+    return _by_layer(teacher, layers, arrays, kept, token_ids, index)
 
 
 def hash_sentences(texts: list[str]) -> str:

@@ -47,17 +47,19 @@ class Encoder:
         self.name, self.source = self.locate(model)
         self.device = device
         self.config: Any = self._load("AutoConfig")
-        self.n_layers: int | None = getattr(self.part_of(self.config), "num_hidden_layers", None)
-        if self.n_layers is None:
+        n_layers = getattr(self.part_of(self.config), "num_hidden_layers", None)
+        if n_layers is None:
             raise self.unsupported()
-        self.layers = self.layers_of(layer, self.n_layers)
+        self.n_layers: int = n_layers
+        self.layers = self.layers_of(layer)
         self.layer = max(self.layers)  # up to which the network is run
 
-    def layers_of(self, layer: Any, n_layers: int) -> list[int]:
+    def layers_of(self, layer: Any) -> list[int]:
         """The layers that are asked for."""
-        if not is_integer(layer, 0) or layer >= n_layers:
+        last = self.n_layers - 1
+        if not is_integer(layer, 0) or layer > last:
             raise ValueError(
-                f"layer must be an integer from 0 to {n_layers - 1} in model {self.name!r}{self.several}, got {layer!r}"
+                f"layer must be an integer from 0 to {last} in model {self.name!r}{self.several}, got {layer!r}"
             )
         return [int(layer)]
 
@@ -80,7 +82,6 @@ class Encoder:
 
     def cut(self, network: nn.Module, is_stack: Callable[[nn.Module, int], bool]) -> tuple[nn.Module, list[nn.Module]]:
         """The network up to the last of the layers, in float32 on the device, and the layers."""
-        assert self.n_layers is not None
         found: dict[str, Any] = {}
         for name, part in network.named_modules():
             # A list of as many experts inside a layer is no list of layers.

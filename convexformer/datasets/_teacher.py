@@ -37,7 +37,7 @@ class Teacher(TextEncoder):
 
     def __init__(self, model: str | os.PathLike[str] | None, layer: Any, site: str, device: torch.device) -> None:
         super().__init__(model, layer, device)  # type: ignore[arg-type]  # locate takes None
-        self.site = site
+        self.site: Any = site
 
     def locate(self, model: Any) -> tuple[str, str | Path]:
         """As in ``Encoder``, with a default."""
@@ -55,8 +55,8 @@ class Teacher(TextEncoder):
 
     def identity(self) -> dict[str, Any]:
         """What the activations of given tokens depend on, for keys of a cache."""
-        layer = self.layer if len(self.layers) == 1 else self.layers
-        return {"format": _FORMAT, "model": self.fingerprint(), "layer": layer, "site": self.site}
+        layers = {"layer": self.layer} if len(self.layers) == 1 else {"layers": self.layers}
+        return {"format": _FORMAT, "model": self.fingerprint(), "site": self.site} | layers
 
     @torch.inference_mode()
     def run(self, ids: NDArray[np.int64], mask: NDArray[np.bool_]) -> Arrays:
@@ -78,7 +78,7 @@ class Teacher(TextEncoder):
 
     def name_of(self, name: str, layer: int) -> str:
         """What ``run`` calls activations of a layer: by `name` alone where there are no others."""
-        return name if len(self.layers) == 1 else f"{name} of layer {layer}"
+        return name if len(self.layers) == 1 else f"{name}_{layer}"
 
     def passing(self, ids: Tensor, real: Tensor, **options: Any) -> list[dict[str, Tensor]]:
         """What passes through each layer, by name, for tokens of shape ``(B, n_tokens)`` some of which are real."""
@@ -107,12 +107,12 @@ class SeveralLayers(Teacher):
 
     several = ", a list of such or 'all'"
 
-    def layers_of(self, layer: Any, n_layers: int) -> list[int]:
+    def layers_of(self, layer: Any) -> list[int]:
         """As in ``Encoder``, in the order in which they are asked for."""
-        several = range(n_layers) if is_one_of(layer, ("all",)) else layer
+        several = range(self.n_layers) if is_one_of(layer, ("all",)) else layer
         if not (isinstance(several, (list, tuple, range)) and several):
-            return super().layers_of(layer, n_layers)
-        return [Teacher.layers_of(self, one, n_layers)[0] for one in several]
+            return super().layers_of(layer)
+        return [Teacher.layers_of(self, one)[0] for one in several]
 
 
 def _is_stack(module: nn.Module, n_layers: int) -> bool:

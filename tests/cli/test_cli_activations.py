@@ -81,6 +81,35 @@ def test_shards_hold_what_the_loader_gives(short, bert, command):
     verify_shards(folder)
 
 
+def test_shards_of_several_layers_hold_what_the_loader_gives(bert, command):
+    folder, report = command("--layer", "2,0", "--attention", "--dtype", "float32", "--workers", 2)
+    assert report["layer"] == [2, 0]
+    computed = {layer: wanted(bert, layer=layer) for layer in (0, 2)}
+    for layer, expected in (("all", [2, 0]), ([0, 2], [0, 2]), ([0], [0]), (2, [2])):  # 2 is the default
+        read = load_attention_activations(shards=folder, layer=layer)
+        read = read if isinstance(read, list) else [read]
+        assert [own.layer for own in read] == expected
+        for own in read:
+            for name in ("inputs", "outputs", "attention", "lengths", "index"):
+                np.testing.assert_array_equal(getattr(own, name), getattr(computed[own.layer], name), err_msg=name)
+            assert repr(own) == repr(computed[own.layer])
+    np.testing.assert_array_equal(open_source(folder).read(slice(2, 9)), computed[2].outputs[2:9])
+    np.testing.assert_array_equal(open_source(f"{folder}:outputs_0").read(slice(2, 9)), computed[0].outputs[2:9])
+    with pytest.raises(ValueError, match=r"layer=1, but shards='.*' holds layer=\[2, 0\]; ask for some of these"):
+        load_attention_activations(shards=folder, layer=1)
+    everything, report = command("--layer", "all", out="all")
+    assert report["layer"] == [0, 1, 2]
+    assert "attention_1" not in read_manifest(everything)["arrays"]
+    assert len(load_attention_activations(shards=everything, layer="all")) == 3
+
+
+@pytest.mark.parametrize("layer", ["first", "1,", ""])
+def test_layers_that_are_none_are_named(layer, command, capsys):
+    with pytest.raises(SystemExit):
+        command("--layer", layer)
+    assert f"--layer: must be an integer, several as 0,2,5, or all, got {layer!r}" in capsys.readouterr().err
+
+
 def test_half_precision_without_attention_is_the_default(bert, command):
     folder, _ = command()
     computed, read = wanted(bert), load_attention_activations(shards=folder)
