@@ -143,6 +143,7 @@ def _as_array(X: Any) -> Any:
     try:
         return np.asarray(X)
     except ValueError as error:
+        _refuse_pair(X, "X")
         widths = _widths(X)
         if len(widths) > 1:
             raise ValueError(f"X is ragged: its samples differ in the width of tokens, {sorted(widths)}.") from error
@@ -158,6 +159,15 @@ def _refused_by_numpy(name: str, error: Exception) -> ValueError:
     return ValueError(
         f"{name} must hold numbers that numpy has; of a list of tensors give torch.stack({name}): {error}"
     )
+
+
+def _refuse_pair(X: Any, name: str) -> None:
+    """Raise ``ValueError`` for tokens in a pair with lengths or a mask."""
+    if isinstance(X, tuple) and [getattr(part, "ndim", None) for part in X] in ([3, 1], [3, 2]):
+        raise ValueError(
+            f"{name} must be one array, got a pair of tokens and lengths or a mask, which only probes take; set tokens "
+            f"that are not real to zero and give {name}[0]"
+        )
 
 
 def _widths(samples: Any) -> set[tuple[int, ...]]:
@@ -227,6 +237,7 @@ def as_tensor(
         try:
             array = np.asarray(array)
         except ValueError as error:  # of sequences of several lengths
+            _refuse_pair(array, name)
             raise ValueError(f"{name} must be an array of numbers: {error}") from error
         except (TypeError, RuntimeError) as error:
             raise _refused_by_numpy(name, error) from error

@@ -119,6 +119,8 @@ def ragged(samples):
         ((dates()[:, None], y), r"X must hold numbers, got datetime64\[D\]"),
         ((X, y, dates()), r"sample_weight must hold numbers, got datetime64\[D\]"),
         (([*X[:-1], X[-1, :, :1]], y), r"X is ragged: its samples differ in the width of tokens"),
+        (((X, X[..., 0] > 0), y), r"X must be one array, got a pair of tokens and lengths or a mask, .* give X\[0\]"),
+        (((torch.as_tensor(X), np.ones(20, int)), y), "X must be one array, got a pair"),
         ((X, X), r"y must have shape .*got \(20, .*ConvexSequenceRegressor"),
         ((X, None), "y"),
         ((X, y, spoiled(np.ones(20), np.nan)), "sample_weight contains NaN"),

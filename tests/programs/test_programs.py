@@ -231,6 +231,13 @@ def test_a_map_takes_gates_or_their_masks():
 
 
 @pytest.mark.parametrize("build", [attention_program, generate_gates])
+def test_a_pair_with_a_mask_is_no_array(make_problem, build):
+    X, y = make_problem()
+    with pytest.raises(ValueError, match="X must be one array, got a pair of tokens and lengths or a mask"):
+        build((X, np.ones(X.shape[:2], dtype=bool)), y, alpha=0.1)
+
+
+@pytest.mark.parametrize("build", [attention_program, generate_gates])
 def test_none_is_no_alpha(make_problem, build):
     X, y = make_problem()
     with pytest.raises(ValueError, match="alpha must be a positive finite number, got None"):
