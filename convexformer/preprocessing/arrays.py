@@ -75,7 +75,7 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
     Parameters
     ----------
     images : array-like of shape (n_samples, height, width)
-        Grey images; integers become float64.
+        Grey images; integers become float64. Of several channels cut each by itself and join the patches along axis 2.
     patch_size : int
         Side of a patch in pixels; divides height and width.
 
@@ -102,7 +102,8 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
         raise ValueError(f"images must be an array of shape (n_samples, height, width): {error}") from error
     if array.ndim != 3 or 0 in array.shape:
         raise ValueError(
-            f"images must have shape (n_samples, height, width), with at least one of each, got {array.shape}"
+            f"images must have shape (n_samples, height, width), with at least one of each, got {array.shape}; of "
+            "several channels cut each by itself and join the patches along axis 2"
         )
     check_real("images", array)
     n, height, width = array.shape

@@ -135,6 +135,7 @@ def test_patches_are_of_real_numbers(images):
         ([[[1, 2], [3]]], r"images must be an array of shape \(n_samples, height, width\)"),
         (np.zeros((0, 4, 4)), r"at least one of each, got \(0, 4, 4\)"),
         (np.zeros((2, 0, 4)), r"at least one of each, got \(2, 0, 4\)"),
+        (np.zeros((2, 3, 4, 4)), r"got \(2, 3, 4, 4\); of several channels .* join the patches along axis 2"),
         (torch.ones(1, 2, 2, dtype=torch.bfloat16), "images must not be bfloat16"),
     ],
 )
