@@ -274,7 +274,8 @@ def read_network(
     raise TypeError(
         "model must be a ConvexAttention, SequenceAttention, SoftmaxAttention, Heads or SequenceHeads, "
         f"got {type(model).__name__}; of an estimator give its heads_, of a compiled module the one within; of an "
-        "attentive probe convexformer.probes.refit_probe tells the gap"
+        "attentive probe convexformer.probes.refit_probe tells the gap; of a module of your own with such heads give "
+        "Heads(w1, w2, w3, intercept, loss, penalty, alpha)"
     )
 
 

@@ -312,6 +312,8 @@ def test_wrong_arguments_are_named():
         TypeError, match=r"model must be a ConvexAttention, .* got Linear; of an estimator give its heads_"
     ):
         optimality_gap(torch.nn.Linear(2, 2), X, Y, ALPHA)
+    with pytest.raises(TypeError, match=r"of a module of your own with such heads give Heads\(w1, w2, w3, intercept,"):
+        optimality_gap(torch.nn.Linear(2, 2), X, Y, ALPHA)
     with pytest.raises(
         TypeError, match=r"got AttentiveProbe; .* of an attentive probe convexformer.probes.refit_probe"
     ):
