@@ -118,12 +118,14 @@ def save_figure(figure: Figure, path: Any) -> None:
     Parameters
     ----------
     figure : matplotlib figure
-        The figure, no longer known to ``matplotlib.pyplot`` afterwards.
+        The figure, such as ``axes.figure``, no longer known to ``matplotlib.pyplot`` afterwards.
     path : path-like or file object
         Where to write.
 
     Raises
     ------
+    TypeError
+        If `figure` is no figure.
     OSError
         If `path` cannot be written to.
 
@@ -136,5 +138,8 @@ def save_figure(figure: Figure, path: Any) -> None:
     >>> file.getvalue()[1:4]
     b'PNG'
     """
+    pyplot = require_matplotlib()
+    if not isinstance(figure, pyplot.Figure):
+        raise TypeError(f"figure must be a matplotlib figure, as axes.figure, got {type(figure).__name__}")
     figure.savefig(path, dpi=130)
-    require_matplotlib().close(figure)
+    pyplot.close(figure)

@@ -101,6 +101,12 @@ def test_figures_are_closed_once_they_are_on_disk(tmp_path):
     assert not plt.fignum_exists(figure.number)
 
 
+def test_only_a_figure_is_saved(tmp_path):
+    axes = plot_token_norms([1.0])
+    with pytest.raises(TypeError, match=r"figure must be a matplotlib figure, as axes\.figure, got Axes"):
+        save_figure(axes, tmp_path / "figure.png")
+
+
 def test_bars_of_a_solution_that_reads_nothing_begin_at_zero():
     axes = plot_token_norms(np.zeros(3))
     low, high = axes.get_ylim()
