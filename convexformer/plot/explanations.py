@@ -148,7 +148,7 @@ def plot_patch_map(
     values = _checked(contributions)
     if not is_grid(grid, len(values)):
         raise ValueError(
-            f"grid must be the rows and columns of {len(values)} patches, got {grid!r}; leave out contributions of "
+            f"grid must be the rows and columns of {len(values)} patches, got {grid!r:.80}; leave out contributions of "
             "tokens that are no patch, such as a class token"
         )
     picture = None if image is None else as_numbers(image, "image", "pixels")

@@ -194,6 +194,7 @@ def test_explanations_draw_one_score():
             r"grid must be the rows .* of 4 patches, got \(2, 3",
         ),
         (lambda: plot_patch_map(VALUES, (2.0, 2.0)), ValueError, r"grid must be the rows .* got \(2\.0, 2\.0"),
+        (lambda: plot_patch_map(VALUES, np.eye(99)), ValueError, r"of 4 patches, got array\((?s:.){1,80}; leave out"),
         (lambda: plot_patch_map(VALUES, 4), ValueError, "grid must be the rows and columns of 4 patches, got 4"),
         (lambda: plot_patch_map(VALUES, (2, 2), image=np.ones((4, 4, 3))), ValueError, "image must be grey"),
         (lambda: plot_token_curve(VALUES, times=[1, 2]), ValueError, r"times must have shape \(4,\)"),
