@@ -501,7 +501,8 @@ def _optima(program: Program, solver: Solver, tol: float) -> _Identities:
     data, y = program.map.as_matrix().clone(), program.y.clone()
     program = program.with_alpha(0.2 * program.alpha_max)
     result = solve(program, solver, tol=tol)
-    gap, of_what = result.certificate.relative_gap, f"{program.loss} with {program.penalty}"
+    gap = result.certificate.relative_gap
+    of_what = f"{program.loss} with {program.penalty} and fit_intercept={program.fit_intercept}"
     yield f"{of_what}: relative gap {gap:.3e} is not within {tol:.0e}", -1e-9 <= gap <= tol
     again = certify(program, result.coef, result.intercept)
     yield "the certificate is not that of the returned point", again.primal == result.certificate.primal

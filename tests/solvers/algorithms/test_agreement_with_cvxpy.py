@@ -195,7 +195,7 @@ class WrongPoint(Fista):
 
 
 def test_check_solver_rejects_a_wrong_solver():
-    with pytest.warns(ConvergenceWarning), pytest.raises(AssertionError, match="relative gap"):
+    with pytest.warns(ConvergenceWarning), pytest.raises(AssertionError, match="and fit_intercept=True: relative gap"):
         check_solver(WrongPoint())
 
 
