@@ -121,8 +121,13 @@ class Loss(ABC):
         return y.to(dtype)
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
-        """Random float64 targets of that shape, on which ``check_loss`` and the tests try the loss."""
-        return standard_normal((n_samples, n_outputs), generator, torch.float64)
+        """Random float64 targets of that shape and kind, on which ``check_loss`` and the tests try the loss."""
+        scores = standard_normal((n_samples, n_outputs), generator, torch.float64)
+        if self.targets == "sign":
+            return 2.0 * (scores > 0).double() - 1.0
+        return (
+            torch.nn.functional.one_hot(scores.argmax(1), n_outputs).double() if self.targets == "simplex" else scores
+        )
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)`` for ``"exact"``; `y` and `weight` are arrays."""

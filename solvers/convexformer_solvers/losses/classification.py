@@ -24,9 +24,6 @@ class _SignLoss(Loss):
             found = f"values in [{float(y.min())}, {float(y.max())}]; 2 * y - 1 makes them of 0 and 1"
             raise ValueError(f"targets of the {type(self).__name__} loss must be -1 or 1, got {found}")
 
-    def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
-        return torch.where(super().example_target(n_samples, n_outputs, generator) > 0, 1.0, -1.0).double()
-
 
 @dataclass(frozen=True)
 class Logistic(_SignLoss):
@@ -128,10 +125,6 @@ class Softmax(Loss):
     def target_in(self, y: Tensor, dtype: torch.dtype) -> Tensor:
         target = y.to(dtype)  # rows in single precision sum to 1 but for its rounding
         return target if y.dtype == dtype else target / target.sum(1, keepdim=True)
-
-    def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
-        scores = super().example_target(n_samples, n_outputs, generator)
-        return torch.nn.functional.one_hot(scores.argmax(1), n_outputs).double()
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         return torch.logsumexp(pred, 1) - (y * pred).sum(1)

@@ -147,6 +147,34 @@ def test_check_names_the_identity_that_fails(name):
         check_loss(mutant)
 
 
+class QuadraticOfKind(Loss):
+    """Quadratic where a row of targets is of the kind, and not convex elsewhere."""
+
+    smoothness = 1.0
+    output_separable = False
+
+    def value(self, pred, y):
+        return (0.5 * self.curvature(y) * (pred - y).square()).sum(1)
+
+    def gradient(self, pred, y):
+        return self.curvature(y) * (pred - y)
+
+    def hessian_product(self, pred, y, direction):
+        return self.curvature(y) * direction
+
+    def conjugate(self, u, y):
+        return (0.5 * u.square() / self.curvature(y) + u * y).sum(1)
+
+    def curvature(self, y):
+        of_kind = (y.abs() == 1).all(1) if self.targets == "sign" else (y >= 0).all(1) & (y.sum(1) == 1)
+        return torch.where(of_kind, 1.0, -1.0).to(y)[:, None]
+
+
+@pytest.mark.parametrize("targets", ["sign", "simplex"])
+def test_a_loss_is_checked_on_targets_of_its_kind(targets):
+    check_loss(type("OfKind", (QuadraticOfKind,), {"targets": targets})())
+
+
 class SeparableSoftmax(Softmax):
     output_separable = True
     mean_hessian = Loss.mean_hessian
