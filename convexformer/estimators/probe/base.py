@@ -296,7 +296,8 @@ class ConvexProbeBase(ConvexAttentionBase):
         Returns
         -------
         ProbeNetwork
-            In the precision of the fit. It exports by ``torch.export`` and saves itself by ``save_pretrained``.
+            In the precision of the fit, with a column for each output: of two classes there is one, the score of the
+            second. It exports by ``torch.export`` and saves itself by ``save_pretrained``.
             A cast to half precision leaves one or two digits of the scores: keep the module in float32 behind an
             encoder in half precision.
         """
