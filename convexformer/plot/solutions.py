@@ -157,7 +157,8 @@ def plot_convergence(
     Parameters
     ----------
     curves : mapping of str to (seconds, objective)
-        One curve per label. Labels that start with the same word before a colon share a colour.
+        One curve per label, for example ``(history_.seconds, history_.primal)`` of a fit. Labels that start with the
+        same word before a colon share a colour.
     bound : float
         The dual bound: no point of the model class can be below it.
     title : str, optional
