@@ -12,7 +12,6 @@ from copy import deepcopy
 from datetime import timedelta
 from functools import partial
 from io import StringIO
-from operator import attrgetter
 from pathlib import Path
 from threading import Timer
 from unittest.mock import patch
@@ -153,12 +152,17 @@ def operations():
         kept = not bool(values.any()) and torch.equal(given, plain)  # the ranks change theirs as a result is asked for
         given.zero_()
         changed.numpy(force=True).fill(0)
+        linear_map.gathered(changed).zero_()
         return kept and torch.equal(whole(changed), plain + 1)
 
     def in_another_order(linear_map, plain):
         flipped = linear_map.rows(torch.arange(N_SAMPLES - 1, -1, -1))
         found, wanted = flipped.rmatvec(linear_map.placed(plain)), DenseMap(tokens.flip(0)).rmatvec(plain)
         torch.testing.assert_close(found, wanted)
+        both = linear_map.placed(plain) + flipped.placed(plain)  # of which each rank has other rows
+        torch.testing.assert_close(both, 2 * plain)
+        by_column = linear_map.placed(plain.T.contiguous().T)
+        torch.testing.assert_close(whole(by_column.view(-1)), plain.view(-1))
 
     def work(linear_map):
         assert is_apart(linear_map, others[0])
@@ -202,9 +206,11 @@ def _failing(linear_map, how):
 
 def commands():
     """What is said of commands that fail on a rank, results that are long, and values that are lost."""
-    tokens = data()[0]
+    tokens, earlier = data()[0], []
 
     def work(linear_map):
+        assert ranks() is None  # as rank 0 leads the others
+        earlier.append(linear_map)
         said = {how: said_of(linear_map.each_part, partial(_failing, how=how)) for how in FAILURES}
         said["function"] = said_of(linear_map.each_part, lambda part: part)
         long = [linear_map.each_part(partial(_failing, how="")) for _ in range(3)]
@@ -221,7 +227,28 @@ def commands():
     mine = DenseMap(tokens[own_rows()])
     said, *results = on_all_ranks(mine, work, group)
     said["unsent"] = said_of(on_all_ranks, mine, lambda linear_map: lambda: None, group)
-    return said, *results, on_all_ranks(mine, len, group)
+    others = {"empty": mine.rows(slice(0)), "place": StreamedMap(Unreadable(tokens[own_rows()], fails=False))}
+    for name, other in others.items():
+        said[name] = said_of(on_all_ranks, other if group.rank == 1 else mine, len, group)
+    said["error of rank 0"] = said_of(on_all_ranks, mine, _fails_with_an_error_of_its_own, group)
+    n_samples, said["earlier"] = on_all_ranks(mine, lambda later: (len(later), said_of(earlier[0].largest)), group)
+    return said, *results, n_samples, _in_another_group(lambda: on_all_ranks(mine, len, ranks()))
+
+
+def _fails_with_an_error_of_its_own(linear_map):
+    class Own(ValueError):
+        pass
+
+    raise Own("own")
+
+
+def _in_another_group(run):
+    """What a call gives in a process group that is made in place of the first."""
+    store = dist.PrefixStore("another", dist.distributed_c10d._get_default_store())
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    return run()
 
 
 def _made_but_on_rank_1(part):
@@ -275,10 +302,19 @@ def maps(least_samples):
 
 
 def limits():
-    """The memory limit of the map of all ranks, of which each has its own."""
+    """Memory limits, of which each rank has its own, of maps of all ranks, and whether these are in memory."""
     source = Unreadable(data()[0][own_rows()], fails=False)
     streamed = StreamedMap(source, memory_limit=1000 - dist.get_rank())
-    return on_all_ranks(streamed, attrgetter("memory_limit", "in_memory"), ranks())
+
+    def work(linear_map):
+        held = [linear_map.map_made(_held, by=by) for by in ([0], [0, 1, 2])]
+        return [(made.memory_limit, made.in_memory) for made in (linear_map, linear_map.rows(slice(20, 90)), *held)]
+
+    return on_all_ranks(streamed, work, ranks())
+
+
+def _held(part, by):
+    return DenseMap(data()[0][own_rows()]) if dist.get_rank() in by else part
 
 
 def problem(n_samples=450):

@@ -1,6 +1,7 @@
 """Programs and estimators on several processes against the same in one."""
 
 import random
+import signal
 import time
 from itertools import product
 from pathlib import Path
@@ -18,7 +19,9 @@ from solver_cases import BOTH
 
 from convexformer import ConvexAttentionClassifier, load_model, save_model
 from convexformer_solvers import DenseMap
-from convexformer_solvers.distributed import DistributedConfig, Ranks, ShardedMap
+from convexformer_solvers.distributed import DistributedConfig, RankError, Ranks, ShardedMap
+from convexformer_solvers.distributed.ranks import _ended, _ended_on_gpu, interrupts_held
+from convexformer_solvers.distributed.vectors import Layout
 
 # Objectives agree to the gap of the solves, certificates to what rounding leaves.
 CLOSE = 1e-9
@@ -95,7 +98,7 @@ def test_plans_of_operations_go_with_the_common_work_and_values_with_their_last_
 
 def test_commands_fail_on_rank_0_with_the_error_of_the_rank(tmp_path):
     tokens = rank_cases.data()[0]
-    for said, long, wide, total, n_samples in launcher.run("commands", 3, tmp_path):
+    for said, long, wide, total, *n_samples in launcher.run("commands", 3, tmp_path):
         assert said["long"] == "ValueError: rank 1: " + "why? " * 10_000
         assert said["kind"] == "KeyError: 'rank 1: own'"
         assert said["no message"].startswith("UnicodeError: rank 1: 'utf-8' codec")
@@ -104,11 +107,15 @@ def test_commands_fail_on_rank_0_with_the_error_of_the_rank(tmp_path):
             assert "what other ranks get must be picklable" in said[name]
         assert "rank 0: index" in said["lost"]
         assert "cannot go on: rank 0: index" in said["again"]
+        assert "rank 1 has no samples" in said["empty"]
+        assert "got memory on rank 0 and passes" in said["place"]
+        assert said["error of rank 0"] in ("Own: own", "ValueError: own")
+        assert "cannot go on: their common work has ended" in said["earlier"]
         assert all(sum(counts) == rank_cases.N_SAMPLES for counts in long)
         columns = tokens.reshape(len(tokens), -1).repeat(1, 5)
         torch.testing.assert_close(wide, columns.T @ columns, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(total, tokens[:, 0].sum(), rtol=1e-12, atol=1e-12)
-        assert n_samples == rank_cases.N_SAMPLES  # after which the ranks go on
+        assert n_samples == 2 * [rank_cases.N_SAMPLES]  # after which the ranks go on
 
 
 @pytest.mark.parametrize(("n_ranks", "least"), [(2, 1), (3, 10**6)])
@@ -121,12 +128,18 @@ def test_maps_keep_the_identities_of_maps(n_ranks, least, tmp_path):
 
 
 def test_the_least_memory_limit_of_a_rank_is_that_of_all(tmp_path):
-    assert launcher.run("limits", 3, tmp_path) == 3 * [(998, False)]
+    assert launcher.run("limits", 3, tmp_path) == 3 * [[*3 * [(998, False)], (None, True)]]
 
 
 def test_numbers_of_all_ranks_are_as_many_of_each_sample_as_on_the_first():
     layout = SimpleNamespace(n_samples=17, team=None)
     assert ShardedMap(layout, 0, DenseMap(torch.zeros(7, 5, 3))).n_stored == 17 * 5 * 3
+
+
+@pytest.mark.parametrize(("n_samples", "keeps"), [(17, True), (16, False)])
+def test_values_are_on_their_ranks_from_the_least_number_of_samples_on(n_samples, keeps):
+    team = SimpleNamespace(ranks=SimpleNamespace(least_samples=17))
+    assert Layout(team, [slice(0, n_samples)], n_samples, torch.device("cpu")).keeps == keeps
 
 
 @pytest.fixture(scope="module")
@@ -425,3 +438,46 @@ def test_an_operation_that_ends_as_a_wait_runs_out_has_ended(error):
     else:
         with pytest.raises(RuntimeError, match="connection closed"):
             Ranks.wait(waiting, Work)
+
+
+@pytest.mark.parametrize("ended", [_ended, _ended_on_gpu])
+def test_signs_of_life_are_looked_at_until_an_operation_ends(ended):
+    looks = []
+
+    class Work:
+        def wait(self, timeout=None):
+            if timeout is not None:
+                raise RuntimeError("Operation timed out!")
+
+        def is_completed(self):
+            return len(looks) == 2
+
+    heartbeats = SimpleNamespace(failed=False, check=lambda: looks.append("look"))
+    Ranks.wait(SimpleNamespace(config=DistributedConfig(heartbeat=1e-3), heartbeats=heartbeats), Work, ended)
+    assert len(looks) == 2
+
+
+def test_no_operation_starts_after_a_fault():
+    def check(at_once):
+        raise RankError("rank 1 has ended")
+
+    with pytest.raises(RankError, match="rank 1 has ended"):
+        Ranks.wait(SimpleNamespace(heartbeats=SimpleNamespace(failed=True, check=check)), lambda: pytest.fail("starts"))
+
+
+def test_ctrl_c_waits_for_the_end_of_a_message():
+    sent = []
+
+    @interrupts_held()
+    def send():
+        signal.raise_signal(signal.SIGINT)
+        sent.append("message")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            send()
+        assert sent
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
