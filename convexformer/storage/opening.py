@@ -232,7 +232,8 @@ def named_array(path: str, name: str) -> NDArray | None:
     if kind != ".zarr" and kind not in _HDF5:
         return None
     file = _need("zarr").open(path, mode="r") if kind == ".zarr" else _open_hdf5(path, place)
-    return None if hasattr(file, "dtype") or name not in file else np.asarray(file[name])
+    found = None if hasattr(file, "dtype") else file.get(name)
+    return np.asarray(found) if hasattr(found, "dtype") else None  # a group would be the names of what it holds
 
 
 def _named_in_folder(folder: str, name: str, place: str) -> NDArray | None:
@@ -253,7 +254,7 @@ def _find_zarr(path: str, name: str | None, place: str) -> Any:
         if name is not None:
             raise ValueError(f"{place} holds one array without a name; leave out ':{name}'")
         return found
-    if name is not None and "/" in name and name in found:
+    if name is not None and "/" in name and hasattr(found.get(name), "dtype"):
         return found[name]
     return found[choose([key for key, _ in found.arrays()], name, place)]
 

@@ -556,6 +556,21 @@ def test_one_of_several_data_sets_is_asked_for(tmp_path):
     assert list(array_of(str(tmp_path / "both" / "train"), "y")) == ["a", "b", "b"]
 
 
+def test_a_group_is_no_array_and_names_may_be_paths_in_a_file(tmp_path):
+    h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
+    X = numbers()
+    with h5py.File(tmp_path / "X.h5", "w") as file:
+        file["y/X"] = X
+    zarr.open_group(tmp_path / "X.zarr", mode="w").create_group("y").create_group("deep")["X"] = X
+    assert_reads(open_source(f"{tmp_path}/X.h5:/y/X"), X)
+    assert_reads(open_source(f"{tmp_path}/X.zarr:y/deep/X"), X)
+    for place in ("X.h5:y", "X.zarr:y/deep", "X.zarr:y/Z"):
+        refused(f"{tmp_path}/{place}", f"has no array '{place.rpartition(':')[2]}'")
+    for place in ("X.h5", "X.zarr", save_zarr(tmp_path / "y", X)):
+        with pytest.raises(ValueError, match="holds no array 'y' that can be read from there"):
+            array_of(os.path.join(tmp_path, place), "y")
+
+
 def test_targets_are_joined_from_the_files_of_a_folder(tmp_path):
     rng = np.random.default_rng(0)
     parts = [rng.normal(size=count) for count in (3, 1, 2)]
