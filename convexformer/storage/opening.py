@@ -88,9 +88,7 @@ def open_source(X: Any) -> Source | None:
         return ArraySource(partial(_given, X), "X", partial(_of_file, X.file.filename, X.name))
     if kind == "datasets.Dataset":
         if len(X.column_names) != 1:
-            raise ValueError(
-                f"X must have one column, got {X.column_names}; pass one of them, as in X['{X.column_names[0]}']"
-            )
+            raise ValueError(f"X must have one column, got {X.column_names}; pass one of them, as in X['name']")
         return ColumnSource(X, X.column_names[0])
     if kind == "datasets.Column":
         return ColumnSource(X.source, X.column_name)

@@ -529,6 +529,8 @@ def test_columns_that_differ_are_named():
     table = datasets.Dataset.from_dict({"X": [[1.0, 2.0]] * 3 + [[1.0]], "text": ["a"] * 4})
     refused(table, r"X must have one column, got \['X', 'text'\]")
     refused(table["text"], "column 'text' of X must hold lists of numbers")
+    refused(datasets.Dataset.from_dict({"X": [{"a": 1.0}]}), "column 'X' of X must hold lists of numbers")
+    refused(datasets.Dataset.from_dict({}), r"X must have one column, got \[\]")
     with pytest.raises(
         ValueError,
         match=r"rows 2 to 3 of column 'X' of X must have the shape of row 0, \(2,\), .* \[1, 2\]",
