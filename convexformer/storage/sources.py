@@ -112,9 +112,8 @@ class ColumnSource(_Described):
 
     @property
     def fingerprint(self) -> str | None:
-        """That of the package, with the name of the column."""
-        own = getattr(self._table, "_fingerprint", None)
-        return None if own is None else hash_of([own, self._column])
+        """That of the package, which is of the selected column."""
+        return getattr(self._table, "_fingerprint", None)
 
     def read(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(self._shape[0])

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from convexformer import ConvexAttentionRegressor
 from convexformer.preprocessing.stored import stored_sequences
-from convexformer.storage import Chunks, ShardSource, Source, open_source
+from convexformer.storage import Chunks, ShardSource, Source, open_source, write_shards
 from convexformer.storage.opening import array_of
 from convexformer.validation import as_tensor
 
@@ -304,6 +304,22 @@ def test_fingerprints_change_with_the_data(store, tmp_path):
     assert open_source(path).fingerprint == open_source(path).fingerprint
     assert isinstance(open_source(path).fingerprint, str)
     assert open_source(path).fingerprint != open_source(store(second, X[:-1])).fingerprint
+
+
+def test_fingerprints_tell_the_arrays_of_a_place_apart(tmp_path):
+    h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
+    arrays = {"X": numbers(shape=(5,)), "Z": numbers(shape=(5,), seed=1)}
+    np.savez(tmp_path / "X.npz", **arrays)
+    write_shards(tmp_path / "shards", lambda rows: {name: each[rows] for name, each in arrays.items()}, N, shard_rows=9)
+    with h5py.File(tmp_path / "X.h5", "w") as file:
+        file.update(arrays)
+    group = zarr.open_group(tmp_path / "X.zarr", mode="w")
+    for name, each in arrays.items():
+        group[name] = each
+    column(tmp_path, arrays["X"]).source.add_column("Z", arrays["Z"].tolist()).save_to_disk(tmp_path / "table")
+    for place in ("X.npz", "shards", "X.h5", "X.zarr", "table"):
+        first, second = (open_source(f"{tmp_path / place}:{name}").fingerprint for name in arrays)
+        assert first != second
 
 
 def test_samples_of_which_some_are_made_anew_have_no_fingerprint(tmp_path):
