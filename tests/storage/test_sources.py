@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from convexformer import ConvexAttentionRegressor
 from convexformer.preprocessing.stored import stored_sequences
 from convexformer.storage import Chunks, ShardSource, Source, open_source, write_shards
-from convexformer.storage.opening import array_of
+from convexformer.storage.opening import array_of, would_be_shard
 from convexformer.validation import as_tensor
 
 N, SHAPE = 23, (4, 3)
@@ -293,7 +294,8 @@ def test_places_name_shard_and_row(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "store", [save_npy, save_npz, save_safetensors, save_folder, save_memmap, save_hdf5, save_zarr, column]
+    "store",
+    [save_npy, save_npz, save_safetensors, save_folder, save_memmap, save_hdf5, hdf5_dataset, save_zarr, column],
 )
 def test_fingerprints_change_with_the_data(store, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
@@ -328,6 +330,28 @@ def test_samples_of_which_some_are_made_anew_have_no_fingerprint(tmp_path):
     assert ShardSource(parts, ["a", "b"]).fingerprint is None
 
 
+def test_no_sources_are_refused():
+    with pytest.raises(ValueError, match="sources must hold at least one source, got none"):
+        ShardSource([], [])
+
+
+def test_a_memory_map_of_a_file_without_a_name_is_read():
+    X = numbers()
+    with tempfile.TemporaryFile() as file:
+        file.write(X.tobytes())
+        assert_reads(open_source(np.memmap(file, X.dtype, "r", shape=X.shape)), X)
+
+
+def test_a_file_is_not_read_among_shards_that_are_listed(tmp_path):
+    X = numbers()
+    folder = save_folder(tmp_path, X)
+    write_shards(tmp_path / "listed", lambda rows: {"X": X[rows]}, N, shard_rows=9)
+    for place in (tmp_path / "listed", Path(save_zarr(tmp_path, X)), saved_data_set(tmp_path, X)):
+        assert not would_be_shard(place / "kept.npz", place)
+    (tmp_path / "link").symlink_to(folder)
+    assert would_be_shard(folder / "kept.npz", tmp_path / "link")
+
+
 def test_a_name_with_a_colon_is_a_path_where_there_is_one(tmp_path):
     X = numbers()
     np.save(tmp_path / "a:b.npy", X)
@@ -349,7 +373,8 @@ def test_missing_files_and_unknown_kinds_are_named(tmp_path):
     refused(tmp_path / "X.csv", r"must be a folder or end in \.npy, \.npz, \.safetensors, \.h5, \.hdf5 or \.zarr")
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", r"empty' must hold \.npy, \.npz, \.safetensors files, .* it has none")
-    refused(f"{save_npy(tmp_path, numbers())}:X", "holds one array without a name; leave out ':X'")
+    for store in (save_npy, save_zarr):
+        refused(f"{store(tmp_path, numbers())}:X", "holds one array without a name; leave out ':X'")
 
 
 @pytest.mark.parametrize("store", [save_npy, save_safetensors])
@@ -572,6 +597,8 @@ def test_one_of_several_data_sets_is_asked_for(tmp_path):
     assert open_source(f"{tmp_path / 'both' / 'train'}:X").shape == (3, 2, 1)
     refused(f"{tmp_path / 'both' / 'train'}:Z", r"has no array 'Z', but \['X', 'y'\]")
     assert list(array_of(str(tmp_path / "both" / "train"), "y")) == ["a", "b", "b"]
+    with pytest.raises(ValueError, match="holds no array 'groups' that can be read from there"):
+        array_of(str(tmp_path / "both" / "train"), "groups")
 
 
 def test_a_group_is_no_array_and_names_may_be_paths_in_a_file(tmp_path):
