@@ -1,10 +1,12 @@
 """Paths that are kept in a file: what is resumed, what is refused, what the file is believed; the progress bar."""
 
 import dataclasses
+import errno
 import gc
 import math
 import re
 import weakref
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +78,7 @@ class TestResume:
         assert [result.n_iter for result in second.results] == [result.n_iter for result in first.results]
         assert [result.seconds for result in second.results] == [result.seconds for result in first.results]
         assert {(result.status, result.solver) for result in second.results} == {(Status.CONVERGED, "fista")}
+        assert all(result.history.iteration == [result.n_iter] for result in second.results)
         assert [entry.name for entry in tmp_path.iterdir()] == ["path.npz"]
 
     def test_a_file_changes_nothing_in_an_uninterrupted_path(self, tmp_path):
@@ -498,6 +501,16 @@ class TestRefused:
         assert len(refusals) > 2 * len(whole)
         assert all(str(file) in refusal for refusal in refusals)
 
+    def test_numbers_that_are_called_compressed_are_damage(self, tmp_path):
+        file = tmp_path / "x.npz"
+        write_archive(file, "example", {}, {})
+        content = bytearray(file.read_bytes())
+        for mark, method in ((b"PK\3\4", 8), (b"PK\1\2", 10)):  # of the entry, and of the list of entries
+            content[content.index(mark) + method] = zipfile.ZIP_BZIP2
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"x\.npz is not a saved example, or is damaged: Invalid data"):
+            read_archive(file, "example")
+
     def test_a_header_of_any_depth_is_refused(self, tmp_path):
         np.savez(tmp_path / "deep.npz", header=np.array("[" * 100_000))
         with pytest.raises(ValueError, match=r"deep\.npz is not a saved example, or is damaged: .*too deeply"):
@@ -518,6 +531,8 @@ class TestRefused:
         file = tmp_path / "x.npz"
         np.savez_compressed(file, x=np.zeros(1000))
         np.testing.assert_array_equal(read_arrays(file)["x"], np.zeros(1000))
+        monkeypatch.setattr(npz, "free_memory", lambda device: None)  # not known
+        np.testing.assert_array_equal(read_arrays(file)["x"], np.zeros(1000))
         monkeypatch.setattr(npz, "free_memory", lambda device: 8000)
         with pytest.raises(ValueError, match=r"'x' takes 8\.13e-06 GB, and 8e-06 GB are free"):
             read_arrays(file)
@@ -525,6 +540,17 @@ class TestRefused:
     def test_a_file_that_is_not_there_is_no_damage(self, tmp_path):
         with pytest.raises(FileNotFoundError):
             read_archive(tmp_path / "nothing.npz", "example")
+
+    @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EIO, "Input/output error")])
+    def test_errors_of_the_machine_are_no_damage(self, error, tmp_path, monkeypatch):
+        def fail(*arguments, **options):
+            raise error
+
+        write_archive(tmp_path / "x.npz", "example", {}, {})
+        monkeypatch.setattr(np, "load", fail)
+        with pytest.raises(type(error)) as caught:
+            read_archive(tmp_path / "x.npz", "example")
+        assert caught.value is error
 
     def test_files_of_other_versions(self, tmp_path):
         file = tmp_path / "path.npz"
@@ -631,6 +657,15 @@ class TestOneAtATime:
         file = PathFile(tmp_path / "path.npz", PROGRAM, GRID)
         stored = file.load(len(finished), PROGRAM.with_alpha(alpha), torch.float64)
         assert torch.equal(stored.coef, result.coef)
+
+    def test_the_point_of_a_solve_that_goes_on_is_kept(self, tmp_path):
+        program, seen = PROGRAM.with_alpha(GRID[1]), []
+        solve(program, Fista(), callback=lambda progress: seen.append(progress))
+        PathFile(tmp_path / "path.npz", PROGRAM, GRID).save_progress(1, seen[-1])
+        stored = PathFile(tmp_path / "path.npz", PROGRAM, GRID).load(1, program, torch.float64)
+        assert torch.equal(stored.coef, seen[-1].coef)
+        assert torch.equal(stored.intercept, seen[-1].intercept)
+        assert (stored.n_iter, stored.seconds) == (seen[-1].iteration, seen[-1].seconds)
 
     def test_bad_arguments_are_named_before_the_first_alpha(self, tmp_path):
         with pytest.raises(ValueError, match="tol"):
