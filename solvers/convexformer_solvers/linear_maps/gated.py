@@ -119,7 +119,7 @@ class GatedMap(DerivedMap[DenseMap]):
         return result
 
     def weighted_squares(self, weight: Tensor) -> Tensor:
-        return self.base.weighted_squares(weight * self.masks.to(weight.dtype).square().sum(1))
+        return self.base.weighted_squares(weight * self.masks.sum(1))
 
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         # For each dense block k the gates share X_k: sum_g s D_g X_k X_k' D_g = (X_k X_k') o (M diag(s) M').
