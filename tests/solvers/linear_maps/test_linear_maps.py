@@ -70,6 +70,13 @@ def test_a_padded_map_is_that_of_data_with_a_block_of_zeros():
             torch.testing.assert_close(got, moments)
 
 
+@pytest.mark.parametrize("kind", [RoundedMap, MixedMap, SignedMap, PaddedMap])
+def test_maps_of_another_map_keep_within_its_memory(kind):
+    base = make_map(gated=False)
+    base.memory_limit = 1000
+    assert kind(base).memory_limit == 1000
+
+
 def test_wider_samples_have_the_same_further_features_in_every_block():
     data, further = randn(20, 3, 2), randn(20, 2, seed=1)
     wider = DenseMap(data).widened(further)
@@ -246,6 +253,7 @@ class TestTableMap:
             (torch.ones(1, 4, 2), torch.zeros(3, 2, dtype=torch.int64), "symbols must be int64 of shape"),
             (torch.ones(1, 4, 2), torch.zeros(3, 1), "symbols must be int64"),
             (torch.ones(1, 4, 2), torch.full((3, 1), 4), "symbols must be below the number of rows"),
+            (torch.ones(1, 4, 2), torch.full((3, 1), -1), "symbols must be below the number of rows"),
         ],
     )
     def test_refuses_what_does_not_fit(self, tables, symbols, message):
@@ -551,3 +559,11 @@ def test_an_entry_that_is_not_finite_is_found_in_any_block(block, wrong):
 
 def test_the_largest_entry_of_no_blocks_is_zero():
     assert operators.LinearMap.largest(DenseMap(torch.empty(5, 0, 2))) == 0.0
+
+
+@pytest.mark.parametrize("squares", [DenseMap.weighted_squares, operators.LinearMap.weighted_squares])
+def test_samples_without_weight_have_no_squares(squares):
+    data, weight = randn(5, 3, 2), torch.arange(5.0).double()
+    wanted = (weight[1:, None, None] * data[1:].square()).sum()
+    data[0] = 1e200  # whose square is infinite
+    torch.testing.assert_close(squares(DenseMap(data), weight), wanted)
