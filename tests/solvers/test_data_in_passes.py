@@ -38,7 +38,7 @@ from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetCo
 from convexformer_solvers.auto import plan
 from convexformer_solvers.linalg.hessian import curvature_bounds
 from convexformer_solvers.linear_maps.derived import DerivedMap
-from convexformer_solvers.points import Point
+from convexformer_solvers.points import Point, dual_of
 
 PENALTIES = ("group_l2", "nuclear")
 MAX = torch.finfo(torch.float64).max
@@ -215,6 +215,21 @@ def test_a_path_with_far_targets_of_the_huber_loss_takes_few_passes(delta, share
     found = solve_path(program, MetricGradient(GramMetrics(Batched(Auto()))), alphas, tol=1e-3, max_iter=100)
     assert max(found.gaps) <= 1e-3
     assert program.map.passes[0] <= most
+
+
+def test_the_gap_of_a_smoothed_loss_is_told_as_that_of_the_loss():
+    data = randn(100, 4, 2)
+    program = on_disk(
+        Program(DenseMap(data), data[:, :2].sum((1, 2))[:, None], Huber(0.003), get_penalty("group_l2"), 1.0)
+    )
+    program, solver = program.with_alpha(0.3 * program.alpha_max), MetricGradient(GramMetrics(Batched(Auto())))
+    state = solver.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64)))
+    for _ in range(5):
+        state = solver.step(program, state)
+    point = solver.point(program, state)
+    certificate = certify(program, point.coef, point.intercept, dual_of(program, point))
+    assert state.cost > 0
+    assert solver.gap_estimate(program, state) == pytest.approx(certificate.primal - certificate.dual, rel=1e-6)
 
 
 def test_a_path_of_the_squared_loss_takes_certificates_alone():
