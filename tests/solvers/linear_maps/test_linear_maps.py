@@ -463,8 +463,24 @@ class WithoutCenter(DenseMap):
         super().add_gram(result, left, right, weight)
 
 
+class WrongMean(DenseMap):
+    def centered(self, weight, dtype):
+        return self.shifted(-self.rmatvec(weight[:, None])[..., 0], dtype)
+
+
 @pytest.mark.parametrize(
-    "kind", [WrongScale, WrongOrder, AlwaysSingle, RoundedProducts, WrongShape, WrongRows, WrongNorm, WithoutCenter]
+    "kind",
+    [
+        WrongScale,
+        WrongOrder,
+        AlwaysSingle,
+        RoundedProducts,
+        WrongShape,
+        WrongRows,
+        WrongNorm,
+        WithoutCenter,
+        WrongMean,
+    ],
 )
 def test_check_rejects_a_wrong_map(kind):
     data = randn(8, 3, 2)
