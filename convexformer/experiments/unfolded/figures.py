@@ -111,9 +111,7 @@ def _draw_classification(report: dict[str, Any], corpora: list[str], path: Path)
         by_depth.set(xscale="log", xlabel="layers at test time", ylabel="accuracy", title=corpus)
         by_depth.set_xticks(settings["depths"], labels=settings["depths"], minor=False)
         by_depth.minorticks_off()
-        by_noise.set(
-            xlabel="noise on each feature, relative to its standard deviation", ylabel="accuracy", title=corpus
-        )
+        by_noise.set(xlabel="noise on features, relative to their standard deviation", ylabel="accuracy", title=corpus)
         for ax in (by_depth, by_noise):
             ax.grid(alpha=0.3)
     legend_below(figure, axes[:2], ncols=3, fontsize=9)
