@@ -220,7 +220,8 @@ def named_array(path: str, name: str) -> NDArray | None:
     """An array of a file or folder, whole; None where there is none of that name."""
     kind, place = Path(path).suffix, repr(path)
     if kind == ".npz":
-        return read_arrays(path, [name]).get(name)
+        entry = read_arrays(path, [name]).get(name)
+        return entry if isinstance(entry, np.ndarray) else None  # other files in it are bytes
     if os.path.isdir(path) and kind != ".zarr":
         return _named_in_folder(path, name, place)
     if kind == ".safetensors":

@@ -601,7 +601,7 @@ def test_one_of_several_data_sets_is_asked_for(tmp_path):
         array_of(str(tmp_path / "both" / "train"), "groups")
 
 
-def test_a_group_is_no_array_and_names_may_be_paths_in_a_file(tmp_path):
+def test_groups_and_texts_are_no_arrays_and_names_may_be_paths_in_a_file(tmp_path):
     h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
     X = numbers()
     with h5py.File(tmp_path / "X.h5", "w") as file:
@@ -611,7 +611,10 @@ def test_a_group_is_no_array_and_names_may_be_paths_in_a_file(tmp_path):
     assert_reads(open_source(f"{tmp_path}/X.zarr:y/deep/X"), X)
     for place in ("X.h5:y", "X.zarr:y/deep", "X.zarr:y/Z"):
         refused(f"{tmp_path}/{place}", f"has no array '{place.rpartition(':')[2]}'")
-    for place in ("X.h5", "X.zarr", save_zarr(tmp_path / "y", X)):
+    np.savez(tmp_path / "X.npz", X=X)
+    with zipfile.ZipFile(tmp_path / "X.npz", "a") as archive:
+        archive.writestr("y", "text")
+    for place in ("X.h5", "X.zarr", "X.npz", save_zarr(tmp_path / "y", X)):
         with pytest.raises(ValueError, match="holds no array 'y' that can be read from there"):
             array_of(os.path.join(tmp_path, place), "y")
 
