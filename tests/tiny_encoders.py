@@ -61,7 +61,7 @@ def save_language_model(kind, folder, **options):
     sizes = SIZES | {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     config = getattr(transformers, f"{kind}Config")(**sizes | options)
     save_random(transformers.AutoModelForCausalLM.from_config(config), folder)
-    backend = transformers.BertTokenizer(str(folder / "vocab.txt")).backend_tokenizer
+    backend = transformers.BertTokenizerFast(str(folder / "vocab.txt")).backend_tokenizer
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", model_max_length=40)
     tokenizer.save_pretrained(folder)
     (folder / "vocab.txt").unlink()

@@ -338,6 +338,8 @@ def test_names_are_looked_up_in_the_local_cache_first(bert, load, tmp_path, monk
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    # Before its version 5 transformers keeps a copy of its own.
+    monkeypatch.setattr(transformers.utils.hub, "TRANSFORMERS_CACHE", str(tmp_path / "hub"), raising=False)
     data = load(model="some/bert", cache=tmp_path / "cache")
     assert data.model == "some/bert"
     assert_same(load(model="some/bert", cache=tmp_path / "cache"), data)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from tiny_encoders import SIZES, VOCABULARY, WIDTH, assert_close, random_sentences, save_language_model, save_random
 
 from convexformer.datasets import load_residual_activations
@@ -163,8 +164,10 @@ def test_a_model_without_its_output_layer_gives_the_same(folders, load, tmp_path
 def test_stored_precision_is_not_that_of_the_computation(folders, load, tmp_path):
     copy_tokenizer(folders["Llama"], tmp_path)
     network_of(folders["Llama"]).to(torch.bfloat16).save_pretrained(tmp_path)
-    assert network_of(tmp_path).dtype == torch.bfloat16
-    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {numbers.dtype for numbers in stored.values()} == {torch.bfloat16}
+    network = network_of(folders["Llama"])
+    network.load_state_dict(stored)
     text = TEXTS[0]
     with torch.no_grad():
         result = network.base_model(input_ids=torch.tensor([token_ids(text)]), output_hidden_states=True)
