@@ -54,7 +54,7 @@ def write_table(tmp_path):
 
 def tokens_column(parts=PARTS, kind=None):
     kind = pa.list_(pa.list_(pa.float32())) if kind is None else kind
-    return pa.array([part.tolist() for part in parts], type=kind)
+    return pa.array([list(part) for part in parts], type=kind)
 
 
 def assert_parts(sequences, parts, dtype=np.float32):
