@@ -87,8 +87,8 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
 
     Examples
     --------
-    >>> alpha_grid(1.0, n_alphas=3)
-    [1.0, 0.1, 0.01]
+    >>> alpha_grid(100.0, n_alphas=3)
+    [100.0, 10.0, 1.0]
     """
     if not (is_real(alpha_max) and math.isfinite(alpha_max) and alpha_max >= 0):
         raise ValueError(f"alpha_max must be finite and not negative, got {alpha_max!r}")
