@@ -13,6 +13,7 @@ from forks import Fork
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold
+from tqdm import TMonitor
 
 from convexformer import ConvexAttentionClassifierCV, ConvexAttentionRegressor, ConvexAttentionRegressorCV, Gates
 from convexformer.estimators.path_result import PathResult
@@ -304,7 +305,7 @@ def fit_until_interrupted(n_jobs, folder):
         model.fit(X, Y)
     except KeyboardInterrupt as interruption:
         print()  # the interrupt may have come within a line
-        print(*(thread.name for thread in threading.enumerate() if thread.name != "tqdm_monitor"), interruption)
+        print(*(thread.name for thread in threading.enumerate() if not isinstance(thread, TMonitor)), interruption)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
