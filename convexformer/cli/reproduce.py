@@ -60,6 +60,7 @@ _CONSTRAINED_TEXT_SETTINGS: dict[str, tuple[Any, str]] = {
     "depths": ([int], "layers of the unrolled transformers (default: 3 5, small: 3)"),
     "train_noises": ([float], "noise on embeddings in training (default: 0 .6 1, small: 0 .6)"),
     "n_epochs": (int, "epochs of every run (default: 30, small: 10)"),
+    "learning_rates": ([float], "search of every method (default: 1e-3 5e-3, small: 5e-3)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 _CONSTRAINED_VIDEO_SETTINGS: dict[str, tuple[Any, str]] = {
