@@ -57,12 +57,23 @@ def test_silence_counts_from_the_last_sign_of_life(group):
     group.beat(0, 2)
     group.look(0, 150)
     group.look(0, 160)
-    with pytest.raises(RankError, match=r"^rank one has shown no sign of life for 60 s$"):
-        group.look(0, 161)
+    for rank in (0, 2):  # which the first tells the other
+        with pytest.raises(RankError, match=r"^rank one has shown no sign of life for 60 s$"):
+            group.look(rank, 161)
+        assert group.ranks[rank].failed
+
+
+def test_ranks_that_have_not_begun_are_not_waited_for(group):
+    alone = Heartbeats(0, NAMES, None, DistributedConfig(timeout=0.2, heartbeat=0.1))
+    atexit.unregister(alone.leave)
+    alone.check(at_once=True)  # looking for a counter that is not there would take the time for an answer
+    alone._stopped.set()
+    alone._thread.join()
 
 
 def test_a_rank_that_has_left_is_not_missed(group):
     group.ranks[1].leave()
+    assert not group.ranks[1]._thread.is_alive()  # another sign of life would take the place of the last one
     for now in (1, 100, 200):
         group.now = now
         group.beat(0, 2)
@@ -75,6 +86,11 @@ def test_what_has_failed_is_told_to_the_others_at_once(group):
     assert str(error) == "rank one was interrupted"
     assert group.ranks[1].failed
     group.ranks[2].check()  # within a heartbeat of the last look
+    group.now = 10_000
+    group.ranks[2].check()
+    group.now = 10_001
+    with pytest.raises(RankError, match=r"^rank one was interrupted$"):
+        group.ranks[2].check()
     for rank in group.ranks:
         with pytest.raises(RankError, match=r"^rank one was interrupted$"):
             rank.check(at_once=True)
