@@ -8,7 +8,7 @@ import pytest
 import torch
 from covering import covering
 from scipy.optimize import minimize
-from solver_cases import randn, random_weight, valid_target
+from solver_cases import BOTH, randn, random_weight, valid_target
 
 from convexformer_solvers import (
     Auto,
@@ -169,6 +169,73 @@ def test_steps_end_at_the_minimum_of_their_model_over_coefficients_and_intercept
         assert float(theta.sum(0).abs().max()) <= close
     else:
         assert not bool(following.intercept.any())
+
+
+def state_of(name, curvature, past):
+    """A program, the solver, and a state that has a point as its base, and as the one before if `past`."""
+    program, solver = with_means(name, True), MetricGradient(GRAM)
+    program, c = program.with_alpha(0.1 * program.alpha_max), program.y.shape[1]
+    state = solver.init(program, Point(0.1 * randn(*program.coef_shape, seed=4), 0.1 * randn(c, seed=5)))
+    before = read(program, 0.2 * randn(*program.coef_shape, seed=6), state.intercept, single=False)
+    return program, solver, state._replace(curvature=curvature, accuracy=0.5, past=(before,) if past else ())
+
+
+@pytest.mark.parametrize(
+    ("name", "curvature", "past", "expected"),
+    [
+        ("squared", 1.0, False, 1.5),
+        ("squared", 0.5, False, 1.0),  # its own is one
+        ("squared", 0.5, True, 0.5),
+        ("poisson", 0.5, False, 0.75),
+        ("poisson", 0.5, True, 0.5),
+    ],
+)
+def test_a_raised_objective_makes_the_model_more_curved_and_its_minimum_finer(name, curvature, past, expected):
+    program, solver, state = state_of(name, curvature, past)
+    far = state.base.at.coef + 30 * (state.coef - state.base.at.coef)
+    assert float(program.primal(far, state.intercept)) > state.base.value
+    following = solver.step(program, state._replace(coef=far))
+    assert following.curvature == pytest.approx(expected, rel=1e-9)
+    assert following.accuracy == (0.5 if past else 0.005)  # unless slopes of combinations have led too far
+    assert following.past == ()
+    assert following.read is following.base
+    assert following.base is state.base or name == "poisson"
+    if name == "poisson":  # whose steps are searched along
+        at, start = following.base.at, state.base.at
+        own = read(program, at.coef, at.intercept, single=False)
+        assert own.value < state.base.value
+        torch.testing.assert_close(at.correlation, own.at.correlation)
+        way, moved = far - start.coef, at.coef - start.coef
+        torch.testing.assert_close(moved, (moved * way).sum() / way.square().sum() * way)
+
+
+@pytest.mark.parametrize(
+    ("name", "curvature", "past", "expected"),
+    [
+        *(("squared", 3.0, past, math.sqrt(6)) for past in BOTH),  # its own is one
+        *(("squared", 1.2, past, 1.2) for past in BOTH),
+        *(("squared", 0.5, past, 1.0) for past in BOTH),
+        ("logistic", 1e-3, True, 1e-3),  # slopes of combinations are not those of the loss
+        ("logistic", 6.0, True, math.sqrt(24)),
+    ],
+)
+def test_the_curvature_of_the_model_follows_that_of_the_loss(name, curvature, past, expected):
+    program, solver, state = state_of(name, curvature, past)
+    coef = solver._minimised(program, state._replace(curvature=1.0, past=(), accuracy=1e-9)).coef
+    following = solver.step(program, state._replace(coef=coef))
+    assert following.base.value <= following.read.value < state.base.value
+    assert following.curvature == pytest.approx(expected, rel=1e-9)
+    assert following.past[-1] is state.base
+    assert following.accuracy == 0.5
+
+
+@pytest.mark.parametrize(("past", "gap", "ends"), [(False, 0.0, True), (True, 0.0, False), (False, 1.0, False)])
+def test_steps_do_not_end_where_the_next_model_is_another(past, gap, ends):
+    program, solver = with_means("logistic", True), MetricGradient(GRAM)
+    program = program.with_alpha(2 * program.alpha_max)  # of which the optimum is zero
+    state = solver.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64)))
+    state = state._replace(past=(state.base,) if past else (), read=state.read._replace(gap=gap), cost=1.0)
+    assert solver.finished(solver._minimised(program, state)) == ends
 
 
 def test_the_squared_loss_has_the_curvature_of_its_metric_between_any_points():
