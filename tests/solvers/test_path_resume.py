@@ -267,6 +267,9 @@ def flipped(mask):
     return mask
 
 
+WIDE = pytest.mark.skipif(np.finfo(np.longdouble).bits == 64, reason="none is wider")
+
+
 def moved(tensor, row):
     tensor = tensor.clone()
     tensor[row] += 0.5
@@ -368,7 +371,9 @@ class TestRefused:
         solve_path(PROGRAM, Fista(), GRID, tol=1e-2, resume=file)
         before = file.read_bytes()
         other, name = OTHERS[name], name.removesuffix(" (masks)").removesuffix(" (order)")
-        with pytest.raises(ValueError, match=rf"resume='.*path.npz' cannot be continued.*these differ:.*\b{name}"):
+        with pytest.raises(
+            ValueError, match=rf"resume='.*path.npz' cannot be continued.*these differ:.*\b{name}(?!\w)"
+        ):
             solve_path(other, Fista(), GRID, tol=1e-2, resume=file)
         assert file.read_bytes() == before
 
@@ -398,6 +403,7 @@ class TestRefused:
             ("coef_1", np.nan),
             ("intercept_1", np.ones(7)),
             ("dual_1", np.ones(2)),
+            pytest.param("dual_1", np.longdouble(1), marks=WIDE),  # which torch does not have
             ("coef_1", None),
         ],
     )
@@ -422,7 +428,7 @@ class TestRefused:
         "runs",
         [
             {"a": {"n_iter": 1, "seconds": 0.1, "solver": "fista"}},
-            {"7": {"n_iter": 1, "seconds": 0.1, "solver": "fista"}},
+            {"2": {"n_iter": 1, "seconds": 0.1, "solver": "fista"}},
             {"0": None},
             {"0": {"n_iter": 1, "seconds": 0.1}},
             {"0": {"n_iter": "many", "seconds": 0.1, "solver": "fista"}},
@@ -431,7 +437,7 @@ class TestRefused:
     def test_damaged_entries_of_points_are_named(self, runs, tmp_path):
         self.assert_damaged(tmp_path / "path.npz", runs=runs)
 
-    @pytest.mark.parametrize("y", [[[1.0], 2.0], ["a", "b", "c"], [None, None, None]])
+    @pytest.mark.parametrize("y", [[[1.0], 2.0], ["a", "b", "c"], [None, None, None], [{}, 1.0, 2.0]])
     def test_damaged_checksums_are_others(self, y, tmp_path):
         file = tmp_path / "path.npz"
         solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
@@ -552,9 +558,10 @@ class TestRefused:
             read_archive(tmp_path / "x.npz", "example")
         assert caught.value is error
 
-    def test_files_of_other_versions(self, tmp_path):
+    @pytest.mark.parametrize("header", [{"format": 99}, {}])
+    def test_files_of_other_versions(self, header, tmp_path):
         file = tmp_path / "path.npz"
-        write_archive(file, "path", {"format": 99}, {})
+        write_archive(file, "path", header, {})
         with pytest.raises(ValueError, match=r"resume=.*saved by another version"):
             solve_path(PROGRAM, Fista(), GRID, resume=file)
 
@@ -666,6 +673,18 @@ class TestOneAtATime:
         assert torch.equal(stored.coef, seen[-1].coef)
         assert torch.equal(stored.intercept, seen[-1].intercept)
         assert (stored.n_iter, stored.seconds) == (seen[-1].iteration, seen[-1].seconds)
+
+    def test_arrays_that_are_stored_besides_are_apart_from_points(self, tmp_path):
+        program = PROGRAM.with_alpha(GRID[1])
+        result, file = solve(program, Fista()), PathFile(tmp_path / "path.npz", PROGRAM, GRID)
+        file.keep({"n": 3}, {"coef_1": np.ones(3)})
+        file.save(1, result)
+        again = PathFile(tmp_path / "path.npz", PROGRAM, GRID)
+        assert torch.equal(again.load(1, program, torch.float64).coef, result.coef)
+        entries, arrays = again.kept
+        assert entries == {"n": 3}
+        assert arrays.keys() == {"coef_1"}
+        np.testing.assert_array_equal(arrays["coef_1"], np.ones(3))
 
     def test_bad_arguments_are_named_before_the_first_alpha(self, tmp_path):
         with pytest.raises(ValueError, match="tol"):
