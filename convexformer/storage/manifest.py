@@ -36,7 +36,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises
     ------
     FileNotFoundError
-        If the folder has no manifest.
+        If there is no such folder, or it has no manifest.
     ValueError
         If the manifest is damaged or of another kind.
 
@@ -50,6 +50,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     {'X': {'dtype': 'F32', 'shape': [2]}}
     """
     path = Path(folder) / MANIFEST
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{os.fspath(folder)!r} has no {MANIFEST}, as there is no such folder")
     if not path.exists():
         raise FileNotFoundError(
             f"{os.fspath(folder)!r} has no {MANIFEST}; if its writing was stopped, the same call goes on and writes it"

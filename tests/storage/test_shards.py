@@ -411,3 +411,5 @@ def test_damaged_manifests_are_named(written, tmp_path):
         read_manifest(written)
     with pytest.raises(FileNotFoundError, match=r"has no manifest.json"):
         read_array(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"nowhere' has no manifest.json, as there is no such folder"):
+        read_manifest(tmp_path / "nowhere")
