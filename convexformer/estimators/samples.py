@@ -72,8 +72,11 @@ def across_ranks(method: _Method) -> _Method:
 
     @wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        group, call = ranks(), signature.bind(self, *args, **kwargs)
-        given = call.arguments
+        try:
+            call = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}.{method.__name__}() {error}") from None
+        group, given = ranks(), call.arguments
         if group is None:
             _check_no_shard(self, given)
             given.update({name: array_of(given[name], name) for name in _PER_SAMPLE if name in given})

@@ -1420,3 +1420,9 @@ def test_arrays_of_records_are_refused_by_name():
     for model in (ConvexAttentionRegressor(), ConvexProbeRegressor()):
         with pytest.raises(TypeError, match=r"^X must hold numbers: Cannot cast"):
             model.fit(records, np.ones(6))
+
+
+def test_an_error_of_a_wrong_argument_names_the_method():
+    X, y = np.ones((4, 2, 2)), np.arange(4.0)
+    with pytest.raises(TypeError, match=r"^ConvexAttentionRegressorCV\.fit\(\) got an unexpected .* 'resume'$"):
+        ConvexAttentionRegressorCV().fit(X, y, resume="folds")
