@@ -31,7 +31,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     fit = commands.add_parser(
         "fit",
         parents=[common],
-        help="fit arrays X and y of an .npz file and save the model",
+        help="fit arrays X and y of a file or folder and save the model",
         description="Fit a model and save it with its certificate. Under torchrun each process reads a part of the "
         "samples.",
         formatter_class=HelpFormatter,
