@@ -136,6 +136,14 @@ def test_numbers_of_all_ranks_are_as_many_of_each_sample_as_on_the_first():
     assert ShardedMap(layout, 0, DenseMap(torch.zeros(7, 5, 3))).n_stored == 17 * 5 * 3
 
 
+@pytest.mark.parametrize(("n_samples", "work"), [(14, 14 * 14 * 15), (17, 7 * 15 * 15)])
+def test_the_work_of_a_gram_matrix_is_that_of_the_smaller_side(n_samples, work):
+    # Rank 0 forms the kernel of few samples, and each of two ranks the products of the features of its own.
+    team = SimpleNamespace(ranks=SimpleNamespace(command_seconds=0.0, rate=np.inf))
+    layout = SimpleNamespace(n_samples=n_samples, team=team)
+    assert ShardedMap(layout, 0, DenseMap(torch.zeros(7, 5, 3))).gram_work() == work
+
+
 @pytest.mark.parametrize(("n_samples", "keeps"), [(17, True), (16, False)])
 def test_values_are_on_their_ranks_from_the_least_number_of_samples_on(n_samples, keeps):
     team = SimpleNamespace(ranks=SimpleNamespace(least_samples=17))

@@ -245,7 +245,9 @@ class ShardedMap(Sharded, LinearMap):
         return self.local.product_work(n_outputs) + self._work_of_messages(n_numbers)
 
     def gram_work(self) -> float:
-        p = math.prod(self.feature_shape)
+        n, p = self.n_samples, math.prod(self.feature_shape)
+        if n < p:  # rank 0 forms the kernel, of columns that the others send
+            return float(n * n * p) + self._work_of_messages(n * p)
         return float(self.local.n_samples * p * p) + self._work_of_messages(p * p)
 
 
