@@ -75,7 +75,7 @@ def across_ranks(method: _Method) -> _Method:
         try:
             call = signature.bind(self, *args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{type(self).__name__}.{method.__name__}() {error}") from None
+            raise TypeError(f"{type(self).__name__}.{method.__name__}(): {error}") from None
         group, given = ranks(), call.arguments
         if group is None:
             _check_no_shard(self, given)

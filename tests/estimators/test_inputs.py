@@ -1424,5 +1424,5 @@ def test_arrays_of_records_are_refused_by_name():
 
 def test_an_error_of_a_wrong_argument_names_the_method():
     X, y = np.ones((4, 2, 2)), np.arange(4.0)
-    with pytest.raises(TypeError, match=r"^ConvexAttentionRegressorCV\.fit\(\) got an unexpected .* 'resume'$"):
+    with pytest.raises(TypeError, match=r"^ConvexAttentionRegressorCV\.fit\(\): got an unexpected .* 'resume'$"):
         ConvexAttentionRegressorCV().fit(X, y, resume="folds")
