@@ -162,7 +162,7 @@ def refit_probe(
         raise ValueError("fit_intercept=False is for a probe without bias, and this one has a bias")
     samples = _read(probe, X, device)
     with torch.no_grad():
-        own_coef = probe.coef().detach()
+        own_coef = probe.coef()
         coef = own_coef.to(samples.device, samples.dtype)
         bias = coef.new_zeros(coef.shape[2]) if probe.bias is None else probe.bias.detach().to(coef)
     target = as_targets(y, samples.device)
