@@ -106,6 +106,7 @@ def test_logistic_readouts_with_reference_losses():
         ({"loss": "logistic"}, "reference must be given"),
         ({"reference": [1.0]}, "reference must have shape"),
         ({"reference": [1.0, np.nan, 1.0]}, "reference"),
+        ({"reference": ["a", "b", "c"]}, "reference must hold numbers"),
         ({"y": np.full(60, np.nan)}, "y must"),
         ({"constraints": DescentConstraints(alpha=0.1, c_ref=1e-4)}, "cannot be met by any readout"),
     ],
@@ -145,6 +146,7 @@ def test_the_bound_holds_away_from_the_optimum():
     for _ in range(10):
         moved = problem.certified(weight + rng.normal(size=weight.shape), duals * rng.uniform(0.5, 2, size=3))
         assert moved.bound <= optimum + 1e-6
+    assert problem.certified(weight, duals + 9).bound > -np.inf  # as the constraints are convex
 
 
 @pytest.mark.parametrize("with_reference", [False, True])
@@ -174,11 +176,12 @@ def test_the_bound_is_what_strong_convexity_proves_and_attained_without_a_loss()
     assert found.bound == pytest.approx(loss + duals @ [loss - 0.5, 0.1 * loss])
 
 
+@pytest.mark.parametrize("sizes", [(1.0, 2.0), (1.2, 1.15)], ids=["larger", "smaller"])
 @pytest.mark.parametrize("curvature", [1e-10, 1e-16])
-def test_a_decay_below_the_curvature_that_is_tolerated_proves_no_bound(curvature):
+def test_a_decay_below_the_curvature_that_is_tolerated_proves_no_bound(curvature, sizes):
     """The second feature makes the first layer worse, which the constraint of the second one asks for."""
     small, decay = curvature**0.5, curvature / 20
-    layers, y = np.stack([np.diag([1.0, small]), np.diag([2.0, 0.0])]), np.array([[0.0], [1.0]])
+    layers, y = np.stack([np.diag([sizes[0], small]), np.diag([sizes[1], 0.0])]), np.array([[0.0], [1.0]])
     problem = _Readout(layers, y, DescentConstraints(alpha=0.5, c_ref=9.0), decay, get_loss("squared"), None)
     stationary = np.array([[0.0], [small / 4 / (curvature / 4 - decay)]])
     feasible = np.array([[0.0], [-0.5 / small]])
@@ -195,6 +198,11 @@ def test_constraints_are_on_reference_losses_of_the_layer_before():
     np.testing.assert_allclose(exact.constraints, exact.losses - [0.24, 0.95 * 0.2])
     squares = np.square(MIXED @ exact.weight - Y[:, None]).mean((1, 2)) / 2
     np.testing.assert_allclose(exact.losses, squares)
+    problem = _Readout(MIXED, Y[:, None], constraints, DECAY, get_loss("squared"), reference)
+    found, weight = problem.certified(exact.weight, np.array([0.0, 9.0])), exact.weight
+    slope = (1 + 9) * FIRST.T @ (FIRST @ weight - Y[:, None]) / 60 + DECAY * weight
+    below = np.square(slope).sum() / (2 * DECAY)  # no constraint curves downwards
+    assert found.bound == pytest.approx(exact.objective + 9 * exact.constraints[1] - below)
 
 
 def test_the_bound_of_the_first_layer_may_have_the_factor():
