@@ -281,6 +281,19 @@ def test_resumed_training_is_uninterrupted_training_bit_for_bit(options, tmp_pat
     assert same(comparable(broken), comparable(whole))
 
 
+def test_a_break_in_the_first_epoch_leaves_the_first_weights_and_no_report():
+    def interrupted(model, batch):
+        if trainer.state_dict()["step"] == 1:
+            raise KeyboardInterrupt
+        return denoising_losses(model, batch)
+
+    trainer = PrimalDual(Layers(), interrupted, c_ref=0.5, batch_size=16)
+    with pytest.raises(ConstrainedTrainingInterrupted, match="after 0 epochs"):
+        trainer.fit(samples(), n_epochs=1)
+    assert same(trainer.model.state_dict(), Layers().state_dict())
+    assert not hasattr(trainer, "report_")
+
+
 @pytest.mark.parametrize("n_own_epochs", [0, 1])
 def test_a_break_in_the_first_epoch_after_a_checkpoint_goes_back_to_the_checkpoint(n_own_epochs, tmp_path):
     stored = trainer_of()
@@ -438,6 +451,8 @@ def test_multipliers_of_a_step_move_by_the_means_of_its_batch():
     trainer = held_trainer(layer_losses, first_factor=True, dual_lr=0.1)
     history = trainer.fit([FIRST], n_epochs=1)
     assert history.duals[0] == pytest.approx([0.1 * sum(mean - 0.8 for mean in means), 0.0])
+    trainer.duals_.zero_()  # a copy
+    assert trainer.duals_.tolist() == history.duals[0]
     assert history.constraints[0][0] == pytest.approx(4.0 - 0.8)
 
 
@@ -634,7 +649,9 @@ def test_the_report_has_standard_errors_over_samples():
 
 
 def test_samples_without_a_loss_before_have_no_ratio_and_reports_are_in_double():
-    report = FeasibilityReport.of(torch.tensor([[0.0, 3.0], [0.0, 1.0]]), DescentConstraints(alpha=0.0, c_ref=1.0))
+    losses = torch.tensor([[0.0, 3.0], [0.0, 1.0]], requires_grad=True)
+    slacks = torch.zeros(2, requires_grad=True)  # no graph is in the way of a report
+    report = FeasibilityReport.of(losses, DescentConstraints(alpha=0.0, c_ref=1.0), slacks)
     assert (report.mean_ratio, report.median_ratio, report.descending_share) == pytest.approx((1 / 3, 1 / 3, 1.0))
     assert report.losses.dtype == report.violations.dtype == report.standard_errors.dtype == np.float64
 
@@ -672,12 +689,15 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_state(bad):
     trainer = trainer_of()
     trainer.fit(samples(), n_epochs=2)
     good = comparable(trainer)
-    trainer.layer_losses = lambda model, batch: (
-        denoising_losses(model, batch) * (bad if len(trainer.history_.losses) == 3 else 1)
+    trainer.layer_losses = lambda model, batch: (  # in the second of the three steps of the fourth epoch
+        denoising_losses(model, batch) * (bad if trainer.state_dict()["step"] == 10 else 1)
     )
     with pytest.raises(NonFiniteLossError, match="loss of layer 1 became infinite or nan"):
         trainer.fit(samples(), n_epochs=6)
-    assert len(trainer.history_.losses) == 3
+    assert len(trainer.history_.losses) == len(trainer.history_.seconds) == 3
+    three = trainer_of()
+    three.fit(samples(), n_epochs=3)
+    assert same(comparable(trainer), comparable(three))
     assert all(torch.isfinite(weight).all() for weight in trainer.model.parameters())
     trainer.layer_losses = denoising_losses
     trainer.fit(samples(), n_epochs=4)
@@ -859,6 +879,8 @@ def test_bad_models_and_data():
             trainer_of().fit(data, n_epochs=1)
     with pytest.raises(AttributeError, match="before the first step"):
         _ = trainer_of().duals_
+    with pytest.raises(ValueError, match="n_epochs must be a positive integer, got 0"):
+        trainer_of().fit(samples(), n_epochs=0)
 
 
 def test_slacks_to_evaluate_under_are_one_a_layer():
