@@ -102,6 +102,8 @@ def test_shares_and_means_are_in_double():
         (lambda z, y: early_exit(z, "high"), "threshold must be between 0 and 1"),
         (lambda z, y: exit_tradeoff(z, y, 0.5), "thresholds must have shape"),
         (lambda z, y: exit_tradeoff(z, y, []), "thresholds must have shape"),
+        (lambda z, y: exit_tradeoff(z, y, ["high"]), "thresholds must hold numbers"),
+        (lambda z, y: exit_curve(z, np.ma.array(y, mask=True)), "^y "),
         (lambda z, y: exit_tradeoff(z, y, [0.5, -0.1]), "thresholds must be between 0 and 1, got -0.1"),
     ],
 )

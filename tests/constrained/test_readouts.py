@@ -499,8 +499,13 @@ def one_layer():
             "embedding_noise needs a model that calls",
         ),
         (lambda: layer_readouts(make("bert"), 2).layer_losses(IDS), "readout must be 'vocabulary'"),
+        (lambda: layer_readouts(make("bert"), readout="last"), "readout must be one of"),
         (
             lambda: layer_readouts(make("bert"), 2)(input_ids=IDS, embedding_noise=-1),
+            "embedding_noise must be a finite",
+        ),
+        (
+            lambda: layer_readouts(make("bert"), 2)(input_ids=IDS, embedding_noise=float("inf")),
             "embedding_noise must be a finite",
         ),
         (

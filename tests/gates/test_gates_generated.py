@@ -479,6 +479,7 @@ def test_solves_that_do_not_converge_warn_but_the_certificate_stays_true(problem
         ({"trial_lengths": (0.5, 0.0)}, r"trial_lengths\[1\]"),
         ({"apart": -0.1}, "apart must be a positive finite number"),
         ({"gap_factor": 1.0}, "gap_factor must be below 1"),
+        ({"temporary": 0}, "temporary must be a positive integer"),
     ],
 )
 def test_numbers_of_a_search_are_checked_by_name(numbers, message):

@@ -107,9 +107,10 @@ def test_sequence_program(n_targets):
         ("convex_program", {"position": 0}, "has no position"),
         ("sequence_attention", {"n_heads": 2, "n_gates": 2}, "has no n_gates"),
         ("convex_attention", {"n_heads": 0}, "n_heads must be a positive integer"),
+        ("convex_program", {"n_outputs": 0}, "n_outputs must be a positive integer"),
         ("softmax_attention", {"n_heads": 2, "head_width": 1, "position": "last"}, "position must be"),
     ],
 )
 def test_bad_arguments_are_named(model, sizes, message):
     with pytest.raises(ValueError, match=message):
-        model_cost(model, **SHAPE, **sizes)
+        model_cost(model, **SHAPE | sizes)

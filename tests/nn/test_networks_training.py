@@ -180,6 +180,13 @@ def test_seeds_of_batches_may_be_integers_of_numpy():
     assert run(np.uint8(3)) == run(3)
 
 
+def test_memories_may_be_integers_and_in_single_precision():
+    def run(betas):
+        return train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=5, betas=betas).objective
+
+    assert run((0, np.float32(0.5))) == run((0.0, 0.5))
+
+
 def test_networks_train_where_gradients_are_switched_off():
     def run():
         return train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=5).objective
@@ -653,6 +660,8 @@ def test_the_default_device_of_torch_changes_no_training(accelerator):
         ({"patience": 0, "validation": data()}, "patience must be a positive integer"),
         ({"patience": 3}, "patience needs validation"),
         ({"validation": data()[0]}, "validation must be a pair"),
+        ({"validation": data()[0][:2]}, "validation must be a pair"),
+        ({"validation": (*data(), data()[1])}, "validation must be a pair"),
         ({"validation": (data()[0], data(20)[1])}, "validation y must have one row per sample"),
         ({"validation": (data()[0].float(), data()[1])}, r"validation tokens must be torch.float64"),
         ({"validation": (data()[0], data()[1].repeat(1, 2))}, r"validation y must have shape \(40, 1\)"),
@@ -694,9 +703,11 @@ def test_bad_data_are_named(tokens, y, message):
         train(NETWORKS["convex"](), tokens, y, alpha=0.1)
 
 
-def test_a_network_whose_weights_are_all_frozen_is_named():
+def test_a_network_of_another_kind_or_whose_weights_are_all_frozen_is_named():
     with pytest.raises(ValueError, match=r"network must have weights to train, .*requires_grad_\(True\)"):
         train(NETWORKS["convex"]().requires_grad_(False), *data(), alpha=0.1)
+    with pytest.raises(TypeError, match=r"network must be an AttentionNetwork of .*, got Linear"):
+        train(torch.nn.Linear(2, 1).double(), *data(), alpha=0.1)
 
 
 def test_a_thread_that_draws_from_a_seed_does_not_disturb_another():
