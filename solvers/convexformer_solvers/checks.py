@@ -408,8 +408,9 @@ def _products(linear_map: LinearMap, n_outputs: int, generator: Generator) -> _I
     yield "rows is not the map of those samples", linear_map.rows(index).matvec(coef), pred[index]
     yield "largest is not a bound of the entries", linear_map.largest() >= float(matrix.abs().max())
     weight = torch.rand(n, generator=generator, dtype=torch.float64)
-    centered = linear_map.centered(weight / weight.sum(), torch.float64).matvec(coef)
-    mean, shift = weight @ centered / weight.sum(), centered - pred
+    share = weight / weight.sum()
+    centered = linear_map.centered(share, torch.float64).matvec(coef)
+    mean, shift = share @ centered, centered - pred
     yield "centered does not differ by a constant per output", shift, shift[:1].expand_as(shift)
     not_centered = torch.minimum(mean.abs(), shift[0].abs())  # but for a map without such a copy
     yield "centered has columns with a mean", not_centered, torch.zeros_like(mean)
