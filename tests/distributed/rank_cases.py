@@ -1,5 +1,6 @@
 """What the tests run on several processes; each function is called on every rank."""
 
+import dataclasses
 import gc
 import json
 import os
@@ -311,6 +312,32 @@ def limits():
         return [(made.memory_limit, made.in_memory) for made in (linear_map, linear_map.rows(slice(20, 90)), *held)]
 
     return on_all_ranks(streamed, work, ranks())
+
+
+def few_samples(names):
+    """Certificates and passes of programs of fewer samples than features, with large means, and if it were in memory.
+
+    The samples are read in passes, within a limit that has no room for the features' Gram matrix.
+    """
+    generator = torch.Generator().manual_seed(0)
+    own, shared = (torch.randn((60, *shape), generator=generator, dtype=torch.float64) for shape in ((70, 8), (1, 1)))
+    tokens = 0.3 * own + shared + 1e5
+
+    def work(linear_map):
+        found = {}
+        for name in names:
+            loss = get_loss(name)
+            y = loss.example_target(60, 2, torch.Generator().manual_seed(1))
+            program = Program(linear_map, y, loss, get_penalty("group_l2"), 1.0, fit_intercept=True)
+            program = program.with_alpha(0.2 * program.alpha_max)
+            before = linear_map.traffic().passes
+            result = solve(program, get_solver("auto"), tol=1e-10)
+            in_memory = solve(dataclasses.replace(program, map=DenseMap(tokens)), get_solver("auto"), tol=1e-10)
+            found[name] = result.certificate, in_memory.certificate, linear_map.traffic().passes - before
+        return found
+
+    source = Unreadable(tokens[own_rows(60)], fails=False)
+    return on_all_ranks(StreamedMap(source, memory_limit=500_000), work, ranks())
 
 
 def _held(part, by):

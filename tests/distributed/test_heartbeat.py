@@ -27,6 +27,11 @@ class Group:
     def beat(self, *ranks):
         for rank in ranks:
             self.ranks[0]._store.set(str(rank), f"at {self.now}")
+        self.arrived(0)
+
+    def arrived(self, rank):
+        """Wait until the store has what a rank has set, which `set` does not."""
+        self.ranks[rank]._store.get("0")
 
     def look(self, rank, now):
         self.now = now
@@ -83,6 +88,7 @@ def test_a_rank_that_has_left_is_not_missed(group):
 def test_what_has_failed_is_told_to_the_others_at_once(group):
     group.look(2, 1)
     error = group.ranks[1].failure("rank one was interrupted")
+    group.arrived(1)
     assert str(error) == "rank one was interrupted"
     assert group.ranks[1].failed
     group.ranks[2].check()  # within a heartbeat of the last look

@@ -131,6 +131,15 @@ def test_the_least_memory_limit_of_a_rank_is_that_of_all(tmp_path):
     assert launcher.run("limits", 3, tmp_path) == 3 * [[*3 * [(998, False)], (None, True)]]
 
 
+def test_few_samples_with_large_means_are_read_in_as_few_passes_over_ranks(tmp_path):
+    for found in launcher.run("few_samples", 2, tmp_path, names=["squared", "logistic"]):
+        for certificate, in_memory, passes in found.values():
+            assert certificate.relative_gap <= 1e-10
+            assert certificate.primal == pytest.approx(in_memory.primal, rel=1e-9)
+            assert certificate.dual <= in_memory.primal * (1 + 1e-12)
+            assert passes <= 200
+
+
 def test_numbers_of_all_ranks_are_as_many_of_each_sample_as_on_the_first():
     layout = SimpleNamespace(n_samples=17, team=None)
     assert ShardedMap(layout, 0, DenseMap(torch.zeros(7, 5, 3))).n_stored == 17 * 5 * 3

@@ -19,6 +19,7 @@ from convexformer_solvers import (
     Fista,
     Huber,
     Program,
+    StreamedMap,
     certify,
     check_solver,
     get_loss,
@@ -36,8 +37,10 @@ from convexformer_solvers.algorithms.few_passes import (
 from convexformer_solvers.algorithms.stage import Stage
 from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 from convexformer_solvers.auto import plan
+from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio
 from convexformer_solvers.linalg.hessian import curvature_bounds
 from convexformer_solvers.linear_maps.derived import DerivedMap
+from convexformer_solvers.linear_maps.source import Source
 from convexformer_solvers.points import Point, dual_of
 
 PENALTIES = ("group_l2", "nuclear")
@@ -281,6 +284,83 @@ def test_optima_are_the_same_without_room_for_gram_matrices(name, norm, gated, f
     assert_same(program, one, other, 1e-7)
 
 
+def few_samples(name, norm, limit, n=50, mean=0.0):
+    """A program of fewer samples than features as if on a disk, which may copy some columns."""
+    program = program_of(name, norm, n=n, data=0.3 * randn(n, 80, 8) + randn(n, 1, 1, seed=2) + mean)
+    program = program.with_alpha(0.05 * program.alpha_max)
+
+    class Rows(Source):
+        shape, dtype = tuple(program.map.data.shape), torch.float64
+
+        def read(self, rows):
+            return program.map.data[rows]
+
+    return program, dataclasses.replace(program, map=StreamedMap(Rows(), memory_limit=limit))
+
+
+def takes_admm(program):
+    return "admm" in [stage.algorithm.name for stage in plan(program)]
+
+
+@pytest.mark.parametrize("norm", PENALTIES)
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_few_samples_take_their_own_gram_matrix(name, norm):
+    whole, narrow = few_samples(name, norm, limit=700_000)  # that of the features takes 3.3 MB, of the samples 20 kB
+    assert takes_admm(narrow) == math.isfinite(whole.loss.smoothness)
+    one, other = solve(whole, Auto(), tol=1e-7), solve(narrow, Auto(), tol=1e-7)
+    assert_same(whole, one, other, 1e-7)
+
+
+@pytest.mark.parametrize(("limit", "takes"), [(240_000, True), (239_999, False)])
+def test_few_samples_without_room_for_their_gram_matrix_take_none(limit, takes):
+    assert takes_admm(few_samples("squared", "group_l2", limit)[1]) == takes  # twelve matrices of 50 by 50
+
+
+def test_few_samples_of_independent_features_take_steps_in_a_metric():
+    _, narrow = few_samples("squared", "group_l2", 700_000)
+    independent = DenseMap(randn(50, 80, 8))
+    assert eigenvalue_ratio(dataclasses.replace(narrow, map=independent)) < 1.2
+    assert not takes_admm(dataclasses.replace(narrow, map=CountedMap(independent)))
+    assert takes_admm(dataclasses.replace(narrow, map=CountedMap(narrow.map)))
+
+
+def test_columns_of_few_samples_are_a_quarter_of_the_limit():
+    linear_map = few_samples("squared", "group_l2", 240_000)[1].map
+    assert linear_map.blocks_at_once == 240_000 // 4 // (8 * 50 * 8)
+    before = linear_map.traffic().passes
+    kernel = linear_map.full_kernel(torch.float64)
+    assert linear_map.traffic().passes - before == math.ceil(80 / linear_map.blocks_at_once)
+    data = linear_map.tensor().flatten(1)
+    torch.testing.assert_close(kernel.tril(), (data @ data.T).tril())
+
+
+@pytest.mark.parametrize("name", ["squared", "logistic"])
+def test_few_samples_lose_their_means_as_they_are_read(name):
+    without, with_means = (few_samples(name, "group_l2", 700_000, mean=mean)[1] for mean in (0.0, 1e5))
+    one, other = solve(without, Auto(), tol=1e-6), solve(with_means, Auto(), tol=1e-6)
+    assert_same(without, one, other, 1e-6)
+    assert other.n_iter <= one.n_iter + 5
+    assert with_means.map.traffic().passes <= 1.2 * without.map.traffic().passes
+
+
+@pytest.mark.parametrize("rank", [49, 60])
+def test_metrics_of_few_samples_with_large_means_have_a_factor(rank):
+    program = few_samples("squared", "group_l2", None, mean=1e6)[0]
+    metric = LowRankMetrics(rank).of(program, torch.ones(50, 1, dtype=torch.float64))
+    data = (program.map.data - program.map.data.mean(0)).flatten(1)
+    way = randn(640, 1)
+    product = metric.parts[0].matrix.product(way)
+    assert float((way * product).sum()) >= float((data @ way).square().mean()) * (1 - 1e-5)
+    assert bool(torch.isfinite(product).all())
+
+
+def test_a_metric_has_no_higher_rank_than_the_samples():
+    narrow = few_samples("poisson", "group_l2", 10_000_000)[1]
+    usual = AutoConfig(usual_steps=10**9)  # which the rank of a metric grows with
+    names = [stage.algorithm.name for stage in plan(narrow, config=usual)]
+    assert "rank 50" in names[0], names
+
+
 @pytest.mark.parametrize(("limit", "width"), [(10**7, 10 * 11 // 2), (10**5, 1)])
 def test_curvatures_of_pairs_of_classes_stay_below_the_limit(limit, width):
     classes = torch.nn.functional.one_hot(randn(200, 10).argmax(1), 10).double()
@@ -415,8 +495,10 @@ def test_each_alpha_of_a_path_begins_in_the_precision_of_the_data(monkeypatch, m
     seen, original = [], CountedMap.slopes_pass
     monkeypatch.setattr(CountedMap, "slopes_pass", lambda *given: seen.append(given[1].dtype) or original(*given))
     solver.step(program, previous)
+    assert set(seen) == {torch.float64}
+    seen.clear()
     solver.init_again(program.with_alpha(0.5 * program.alpha), Point(best.coef, best.intercept), previous)
-    assert seen == [torch.float64, dtype]
+    assert seen == [dtype]
 
 
 @pytest.mark.parametrize("name", ["squared", "logistic"])

@@ -58,8 +58,9 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        the squared loss takes the plan of the program that one pass leads to (``Moments``), and other losses take steps
        in the metric of a Gram matrix (``MetricGradient``). A working set comes before ``Moments`` where the Gram matrix
        of all features takes as long as many passes, and few blocks violate the dual constraint at zero; not along a
-       path, of which that matrix serves every ``alpha``. Elsewhere all losses take steps in a metric of low rank. Then
-       gradient steps.
+       path, of which that matrix serves every ``alpha``. Elsewhere all losses take steps in a metric of low rank.
+       Alternating directions come before these with fewer samples than features, which are more than slightly
+       dependent, and room for the samples' Gram matrix. Then gradient steps.
     3. A loss of unbounded curvature (Poisson): the stages of this point and no other. Large data whose features are
        more than slightly dependent take steps in a metric of low rank. Then gradient steps and Newton steps on smoothed
        objectives, gradient steps and semismooth Newton steps, each pair where its Newton steps apply, and gradient
@@ -189,6 +190,10 @@ class _Planner:
             why = "one pass for each step in the metric of a Gram matrix"
             yield from self._metric_steps(GramMetrics(self._batched(self._of_models())), why, self.config.steps)
         else:
+            if self._room_for_kernel() and Admm().unmet_requirement(self.program) is None and self._dependent():
+                yield from self._soon_in_low_rank()
+                why = "there is room for the Gram matrix of few samples, in a pass for some of the features each"
+                yield Stage(Admm(), why, self.config.few_steps, (Center(),), self.seldom)
             yield from self._low_rank("there is no room for Gram matrices", self.config.steps)
 
     def _batched(self, config: AutoConfig, factor: float = BatchConfig.factor) -> Batched:
@@ -221,7 +226,9 @@ class _Planner:
         room = limit / (k * (matrices + 3 * passed))  # predictions, in float64 again where squares overflow
         # The more steps a metric takes to form, the fewer follow: least in all where both are as many.
         n_steps = math.sqrt(config.usual_steps * k)
-        return int(min(room, n_steps * program.map.product_work(k) / ((1 + k) * n_samples * p), p))
+        return int(
+            min(room, n_steps * program.map.product_work(k) / ((1 + k) * n_samples * p), program.map.smaller_side)
+        )
 
     def _room_for_gram(self) -> bool:
         """Whether Gram matrices of the features, of all outputs that the loss couples, are small enough."""
@@ -232,6 +239,12 @@ class _Planner:
         side *= n_outputs // n_parts
         size = config.gram_copies * n_parts * program.y.element_size() * side**2
         return side <= config.largest_side and size <= limit
+
+    def _room_for_kernel(self) -> bool:
+        """Whether systems are solved in the samples, and their Gram matrix is small enough."""
+        size = self.config.gram_copies * self.program.y.element_size() * self.program.map.n_samples**2
+        in_samples = self.more_features and some_samples_tell(self.program)
+        return in_samples and self.factorises and size <= (self.program.map.memory_limit or math.inf)
 
     def _long_tails(self) -> Iterator[Stage]:
         """Newton steps on smoothed losses, then proximal steps in the dual; these also before where few are enough."""

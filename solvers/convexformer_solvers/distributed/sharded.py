@@ -225,8 +225,6 @@ class ShardedMap(Sharded, LinearMap):
         return self._derived("restricted", blocks=blocks)
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> ShardedMap:
-        if not self.in_memory:
-            return self
         mean = self.rmatvec(weight[:, None])[..., 0]
         return self._derived("shifted", mean=mean, dtype=dtype)
 

@@ -104,6 +104,8 @@ class StreamedMap(LinearMap):
         self._index: range | Tensor = range(source.shape[0])[part or slice(None)]
         self._order: Tensor | None = None  # of samples as they are read; None where that is their own
         self.features: Tensor | None = None  # (N, e), which `widened` adds to what is read
+        self._read_as = self._dtype  # the precision to which numbers are rounded as they are read
+        self._moves: tuple[tuple[Tensor, torch.dtype], ...] = ()  # what is then subtracted, and the precision after it
         self._traffic = Traffic(self._n_bytes)
         self.masks = None if masks is None else checked_masks(masks, self.n_samples).to(self._device)
 
@@ -118,7 +120,15 @@ class StreamedMap(LinearMap):
 
     def widened(self, features: Tensor) -> StreamedMap:
         features = features.to(device=self._device, dtype=self._dtype)
-        return self._like(features=features if self.features is None else torch.cat([self.features, features], 1))
+        moves = tuple((torch.nn.functional.pad(mean, (0, features.shape[1])), dtype) for mean, dtype in self._moves)
+        features = features if self.features is None else torch.cat([self.features, features], 1)
+        return self._like(features=features, _moves=moves)
+
+    def centered(self, weight: Tensor, dtype: torch.dtype) -> StreamedMap:
+        return self if self.masks is not None else self.shifted(self.rmatvec(weight[:, None])[..., 0], dtype)
+
+    def shifted(self, mean: Tensor, dtype: torch.dtype) -> StreamedMap:
+        return self if self.masks is not None else self._like(_dtype=dtype, _moves=(*self._moves, (mean, dtype)))
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> StreamedMap:
         dtype, device = dtype or self._dtype, torch.device(device or self._device)
@@ -126,7 +136,11 @@ class StreamedMap(LinearMap):
             return self
         masks = None if self.masks is None else self.masks.to(device)
         features = None if self.features is None else self.features.to(device, dtype)
-        return self._like(_dtype=dtype, _device=device, masks=masks, features=features)
+        moves = [(mean.to(device), after) for mean, after in self._moves]
+        changes = {"_dtype": dtype, "_device": device, "masks": masks, "features": features}
+        if not moves:
+            return self._like(_read_as=dtype, **changes)
+        return self._like(_moves=(*moves[:-1], (moves[-1][0], dtype)), **changes)
 
     def rows(self, index: Tensor | slice) -> LinearMap:
         masks = None if self.masks is None else self.masks[index]
@@ -170,7 +184,7 @@ class StreamedMap(LinearMap):
         self._traffic.read_bytes += values.numel() * values.element_size()
         if self._device.type == "cuda":
             values = values.pin_memory().to(self._device, non_blocking=True)
-        values = values.to(self._dtype)
+        values = values.to(self._read_as)
         if not self._traffic.is_finite and not math.isfinite(float(values.sum())):  # a sum is fast, and may overflow
             self._check_chunk(rows, values)
         self._traffic.read_seconds += time.perf_counter() - began
@@ -213,6 +227,8 @@ class StreamedMap(LinearMap):
 
     def _map_of(self, places: Places, values: Tensor) -> LinearMap:
         values = values if self.features is None else widened(values, self.features[places])
+        for mean, dtype in self._moves:
+            values = (values - mean).to(dtype)
         return DenseMap(values) if self.masks is None else GatedMap(values, self.masks[places])
 
     # Products
@@ -268,6 +284,11 @@ class StreamedMap(LinearMap):
             )
         shape = (len(blocks), self.feature_shape[-1])
         return self._of_samples(lambda part: part.columns(blocks), shape, self._dtype)
+
+    def gram_work(self) -> float:
+        in_samples = self.smaller_side == self.n_samples  # then each pass gives the columns of some blocks
+        n_passes = math.ceil(self._n_blocks / self.blocks_at_once) if in_samples else 0.0
+        return super().gram_work() + n_passes * self.rates.work_of_a_read * self.n_stored
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
         result = units.new_empty((len(blocks), self.n_samples))

@@ -23,8 +23,8 @@ class Center(Reduction):
     """The program whose features, and targets of a regression, have weighted means of zero.
 
     With an intercept the programs are the same but for constant predictions. Products of features whose means are far
-    larger than their spread lose the digits in which they differ. Features are copied, so those of larger data keep
-    their means unless these leave too few digits.
+    larger than their spread lose the digits in which they differ. Features in memory are copied, so those of larger
+    data keep their means unless these leave too few digits. Those that are read in passes lose them as they are read.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Center(Reduction):
         return dataclasses.replace(centered, y=program.y - best), best  # which the intercept gives back
 
     def _copies(self, linear_map: LinearMap) -> bool:
-        if linear_map.n_stored > self.largest:
+        if linear_map.in_memory and linear_map.n_stored > self.largest:
             return False
         if linear_map.n_stored <= self.small:
             return True

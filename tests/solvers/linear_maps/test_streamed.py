@@ -48,6 +48,8 @@ def maps(dtype=torch.float64):
     some = torch.tensor([20, 3, 4, 5, 11, 0, 3])
     sorted_rows = torch.arange(1, N, 7)
     further, more = randn(N, 2, seed=5).to(dtype), randn(N, 1, seed=6).to(dtype)
+    mean = randn(3, 2, seed=7)
+    moved, moved_in_memory = streamed.shifted(mean, torch.float64), plain.shifted(mean, torch.float64)
     twice = GatedMap(plain.widened(further).widened(more).data, masks).rows(some)
     return {
         "plain": (streamed, plain),
@@ -73,7 +75,25 @@ def maps(dtype=torch.float64):
             streamed.widened(further).to(torch.float32),
             plain.widened(further).to(torch.float32),
         ),
+        "moved": (moved, moved_in_memory),
+        "moved twice, other precision": (
+            moved.shifted(mean, torch.float64).to(torch.float32),
+            plain.shifted(2 * mean, torch.float32),
+        ),
+        "moved, wider and gated": (
+            moved.widened(further).gated(masks).rows(some),
+            GatedMap(moved_in_memory.widened(further).data, masks).rows(some),
+        ),
     }
+
+
+def test_samples_are_moved_in_the_higher_precision():
+    data = (1e6 + randn(N, 3, 2)).float()
+    mean = data.double().mean(0)
+    for dtype, accuracy in ((torch.float64, 1e-15), (torch.float32, 1e-7)):
+        moved = StreamedMap(Rows(data)).shifted(mean, dtype)
+        assert moved.dtype == dtype
+        torch.testing.assert_close(moved.tensor().double(), data.double() - mean, rtol=accuracy, atol=0)
 
 
 @pytest.mark.parametrize("name", maps())
