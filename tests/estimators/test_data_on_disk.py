@@ -481,6 +481,20 @@ def test_memory_stays_below_the_limit(kind, limit, tmp_path):
     assert 0 < int(printed.splitlines()[-1]) <= limit
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("kind", ["squared", "logistic"])
+def test_memory_of_few_samples_stays_below_the_limit_and_some_coefficients(kind, tmp_path):
+    X = np.lib.format.open_memmap(tmp_path / "X.npy", "w+", np.float32, (600, 400, 64))  # 61 MB
+    rng = np.random.default_rng(1)
+    X[:] = rng.standard_normal(X.shape, dtype=np.float32) + rng.standard_normal((600, 1, 64), dtype=np.float32)
+    X.flush()
+    limit = 36 * 10**6  # twelve Gram matrices of the samples take 34.6 MB
+    process = Fork(tmp_path / "printed", print_peak, kind, limit, str(X.filename))
+    printed = process.output(timeout=300)
+    assert not process.failed, printed
+    assert 0 < int(printed.splitlines()[-1]) <= limit + 26 * 8 * 400 * 64
+
+
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_streams_to_a_device(name, data, places, accelerator):
     X, y, labels, weight = data
