@@ -479,6 +479,8 @@ def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
     >>> check_solver(Fista())
     """
     check_kind("solver", solver, Solver, "get_solver('auto')")
+    if not isinstance(solver.name, str):  # which progress bars, messages and plans show
+        raise AssertionError(f"{type(solver).__name__}.name must be a str, got {solver.name!r}")
     generator = Generator().manual_seed(seed)
     linear_map = DenseMap(_normal(generator, 30, 4, 3))
     kinds = (

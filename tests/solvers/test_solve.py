@@ -174,6 +174,14 @@ def test_check_rejects_a_wrong_solver(kind):
         check_solver(kind())
 
 
+def test_check_rejects_a_solver_whose_name_is_no_text():
+    class Nameless(Fista):
+        name = None
+
+    with pytest.raises(AssertionError, match=r"^Nameless\.name must be a str, got None$"):
+        check_solver(Nameless())
+
+
 class HalfConjugate(Squared):
     def conjugate(self, u, y):
         return 0.25 * u.square().sum(1) + (u * y).sum(1)
