@@ -324,14 +324,19 @@ def test_few_samples_of_independent_features_take_steps_in_a_metric():
     assert takes_admm(dataclasses.replace(narrow, map=CountedMap(narrow.map)))
 
 
-def test_columns_of_few_samples_are_a_quarter_of_the_limit():
+@pytest.mark.parametrize("n_gates", [0, 3])
+def test_columns_of_few_samples_are_a_quarter_of_the_limit(n_gates):
     linear_map = few_samples("squared", "group_l2", 240_000)[1].map
+    linear_map = linear_map.gated(randn(50, n_gates, seed=3) > 0) if n_gates else linear_map
     assert linear_map.blocks_at_once == 240_000 // 4 // (8 * 50 * 8)
-    before = linear_map.traffic().passes
+    before, n_passes = linear_map.traffic().passes, math.ceil(80 / linear_map.blocks_at_once)
     kernel = linear_map.full_kernel(torch.float64)
-    assert linear_map.traffic().passes - before == math.ceil(80 / linear_map.blocks_at_once)
-    data = linear_map.tensor().flatten(1)
-    torch.testing.assert_close(kernel.tril(), (data @ data.T).tril())
+    assert linear_map.traffic().passes - before == n_passes  # for all gates together
+    data, masks = linear_map._like(masks=None).tensor().flatten(1), linear_map.masks
+    of_gates = 1.0 if masks is None else masks.double() @ masks.double().T
+    torch.testing.assert_close(kernel.tril(), (data @ data.T * of_gates).tril())
+    reading = n_passes * linear_map.rates.work_of_a_read * 50 * 640
+    assert linear_map.gram_work() == pytest.approx(50 * 50 * (640 + n_gates) + reading, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["squared", "logistic"])

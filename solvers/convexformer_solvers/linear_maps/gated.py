@@ -134,11 +134,7 @@ class GatedMap(DerivedMap[DenseMap]):
         return result
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
-        # Every gate sees all of the data: A A' = (X X') o (M M').
-        result, mask = self.base.full_kernel(dtype), self.masks.to(dtype)
-        for rows in bands(self.n_samples, self.device):
-            result[rows, : rows.stop] *= mask[rows] @ mask[: rows.stop].T
-        return result
+        return gated_kernel(self.base.full_kernel(dtype), self.masks)
 
     def product_work(self, n_outputs: int) -> float:
         # The data are read once for all gates; what each gate makes of them, or of their products, is written and read.
@@ -159,6 +155,14 @@ class GatedMap(DerivedMap[DenseMap]):
     def split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and position in the dense blocks of flattened positions."""
         return blocks // self.base._n_blocks, blocks % self.base._n_blocks
+
+
+def gated_kernel(kernel: Tensor, masks: Tensor) -> Tensor:
+    """``A A'`` of the gated map in place of that of its data, in lower triangles: every gate sees all of the data."""
+    mask = masks.to(kernel.dtype)
+    for rows in bands(len(kernel), kernel.device):  # (X X') o (M M')
+        kernel[rows, : rows.stop] *= mask[rows] @ mask[: rows.stop].T
+    return kernel
 
 
 def checked_masks(masks: Tensor, n_samples: int) -> Tensor:

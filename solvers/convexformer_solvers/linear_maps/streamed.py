@@ -19,7 +19,7 @@ from convexformer_solvers.validation import check_kind
 from .base import LinearMap, Slopes, slices, widened
 from .config import CONFIG
 from .dense import DenseMap
-from .gated import GatedMap, checked_masks
+from .gated import GatedMap, checked_masks, gated_kernel
 from .source import Source, Traffic
 
 Places = Tensor | slice  # positions of samples
@@ -285,10 +285,18 @@ class StreamedMap(LinearMap):
         shape = (len(blocks), self.feature_shape[-1])
         return self._of_samples(lambda part: part.columns(blocks), shape, self._dtype)
 
+    def full_kernel(self, dtype: torch.dtype) -> Tensor:
+        if self.masks is None:
+            return super().full_kernel(dtype)
+        return gated_kernel(self._like(masks=None).full_kernel(dtype), self.masks)
+
     def gram_work(self) -> float:
-        in_samples = self.smaller_side == self.n_samples  # then each pass gives the columns of some blocks
-        n_passes = math.ceil(self._n_blocks / self.blocks_at_once) if in_samples else 0.0
-        return super().gram_work() + n_passes * self.rates.work_of_a_read * self.n_stored
+        if self.smaller_side < self.n_samples:
+            return super().gram_work()
+        # The gates share the kernel of the data, of which each pass gives the part of some blocks.
+        n_passes = math.ceil(math.prod(self._sample_shape[:-1]) / self.blocks_at_once)
+        reading = n_passes * self.rates.work_of_a_read * self.n_stored
+        return float(self.n_samples**2) * (self._width + sum(self._n_gates)) + reading
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
         result = units.new_empty((len(blocks), self.n_samples))
