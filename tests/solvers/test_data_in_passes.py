@@ -284,9 +284,9 @@ def test_optima_are_the_same_without_room_for_gram_matrices(name, norm, gated, f
     assert_same(program, one, other, 1e-7)
 
 
-def few_samples(name, norm, limit, n=50, mean=0.0):
+def few_samples(name, norm, limit, n=50, mean=0.0, shape=(80, 8)):
     """A program of fewer samples than features as if on a disk, which may copy some columns."""
-    program = program_of(name, norm, n=n, data=0.3 * randn(n, 80, 8) + randn(n, 1, 1, seed=2) + mean)
+    program = program_of(name, norm, n=n, data=0.3 * randn(n, *shape) + randn(n, 1, 1, seed=2) + mean)
     program = program.with_alpha(0.05 * program.alpha_max)
 
     class Rows(Source):
@@ -314,6 +314,13 @@ def test_few_samples_take_their_own_gram_matrix(name, norm):
 @pytest.mark.parametrize(("limit", "takes"), [(240_000, True), (239_999, False)])
 def test_few_samples_without_room_for_their_gram_matrix_take_none(limit, takes):
     assert takes_admm(few_samples("squared", "group_l2", limit)[1]) == takes  # twelve matrices of 50 by 50
+
+
+@pytest.mark.parametrize(("limit", "takes"), [(400_000, True), (399_999, False)])
+def test_few_samples_without_room_for_the_columns_of_a_block_take_none(limit, takes):
+    narrow = few_samples("squared", "group_l2", limit, shape=(1, 1000))[1]  # 50 samples of 1,000 features take 400 kB
+    assert takes_admm(narrow) == takes
+    assert solve(narrow, Auto(), tol=1e-4).certificate.relative_gap <= 1e-4
 
 
 def test_few_samples_of_independent_features_take_steps_in_a_metric():
