@@ -366,6 +366,18 @@ def test_metrics_of_few_samples_with_large_means_have_a_factor(rank):
     assert bool(torch.isfinite(product).all())
 
 
+@pytest.mark.parametrize("intercept", BOTH)
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_metric_of_few_samples_is_exact(n, intercept):
+    narrow = few_samples("poisson", "group_l2", 1_000_000, n=n)[1]
+    narrow = dataclasses.replace(narrow, fit_intercept=intercept)
+    narrow = narrow.with_alpha(0.1 * narrow.alpha_max)
+    solution = solve(narrow, Auto(), tol=1e-6)
+    assert solution.certificate.relative_gap <= 1e-6
+    assert solution.n_iter <= 12
+    assert narrow.map.traffic().passes <= 40
+
+
 def test_a_metric_has_no_higher_rank_than_the_samples():
     narrow = few_samples("poisson", "group_l2", 10_000_000)[1]
     usual = AutoConfig(usual_steps=10**9)  # which the rank of a metric grows with

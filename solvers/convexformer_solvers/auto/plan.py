@@ -226,9 +226,10 @@ class _Planner:
         room = limit / (k * (matrices + 3 * passed))  # predictions, in float64 again where squares overflow
         # The more steps a metric takes to form, the fewer follow: least in all where both are as many.
         n_steps = math.sqrt(config.usual_steps * k)
-        return int(
-            min(room, n_steps * program.map.product_work(k) / ((1 + k) * n_samples * p), program.map.smaller_side)
-        )
+        in_time = n_steps * program.map.product_work(k) / ((1 + k) * n_samples * p)
+        # From there on the smallest eigenvalue, which stands for all others, is zero as these are.
+        exact = n_samples + (not program.fit_intercept)
+        return int(min(room, in_time, exact, p))
 
     def _room_for_gram(self) -> bool:
         """Whether Gram matrices of the features, of all outputs that the loss couples, are small enough."""
