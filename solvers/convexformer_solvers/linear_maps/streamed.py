@@ -135,12 +135,13 @@ class StreamedMap(LinearMap):
         if (dtype, device) == (self._dtype, self._device):
             return self
         masks = None if self.masks is None else self.masks.to(device)
-        features = None if self.features is None else self.features.to(device, dtype)
+        read_as = self._read_as if self._moves else dtype  # means are subtracted in the higher precision
+        features = None if self.features is None else self.features.to(device, read_as)
         moves = [(mean.to(device), after) for mean, after in self._moves]
-        changes = {"_dtype": dtype, "_device": device, "masks": masks, "features": features}
-        if not moves:
-            return self._like(_read_as=dtype, **changes)
-        return self._like(_moves=(*moves[:-1], (moves[-1][0], dtype)), **changes)
+        if moves:
+            moves[-1] = moves[-1][0], dtype
+        changes = {"_dtype": dtype, "_device": device, "_read_as": read_as, "masks": masks, "features": features}
+        return self._like(_moves=tuple(moves), **changes)
 
     def rows(self, index: Tensor | slice) -> LinearMap:
         masks = None if self.masks is None else self.masks[index]

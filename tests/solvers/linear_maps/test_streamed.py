@@ -96,6 +96,14 @@ def test_samples_are_moved_in_the_higher_precision():
         torch.testing.assert_close(moved.tensor().double(), data.double() - mean, rtol=accuracy, atol=0)
 
 
+def test_further_features_lose_their_means_before_they_are_rounded():
+    further = 1e8 + randn(N, 2)
+    streamed, plain = StreamedMap(Rows(randn(N, 3, 2))).widened(further), DenseMap(randn(N, 3, 2)).widened(further)
+    mean = plain.data.mean(0)
+    moved, in_memory = (each.shifted(mean, torch.float64).to(torch.float32) for each in (streamed, plain))
+    torch.testing.assert_close(moved.tensor(), in_memory.data)
+
+
 @pytest.mark.parametrize("name", maps())
 def test_maps_keep_the_identities_and_agree_with_memory(name):
     streamed, held = maps()[name]
