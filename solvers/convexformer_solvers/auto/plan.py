@@ -59,8 +59,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        in the metric of a Gram matrix (``MetricGradient``). A working set comes before ``Moments`` where the Gram matrix
        of all features takes as long as many passes, and few blocks violate the dual constraint at zero; not along a
        path, of which that matrix serves every ``alpha``. Elsewhere all losses take steps in a metric of low rank.
-       Alternating directions come before these with fewer samples than features, which are more than slightly
-       dependent, and room for the samples' Gram matrix. Then gradient steps.
+       With fewer samples than features, which are more than slightly dependent, and room for the samples' Gram matrix,
+       alternating directions come after 12 of these. Then gradient steps.
     3. A loss of unbounded curvature (Poisson): the stages of this point and no other. Large data whose features are
        more than slightly dependent take steps in a metric of low rank. Then gradient steps and Newton steps on smoothed
        objectives, gradient steps and semismooth Newton steps, each pair where its Newton steps apply, and gradient
@@ -191,7 +191,7 @@ class _Planner:
             yield from self._metric_steps(GramMetrics(self._batched(self._of_models())), why, self.config.steps)
         else:
             if self._room_for_kernel() and Admm().unmet_requirement(self.program) is None and self._dependent():
-                yield from self._soon_in_low_rank()
+                yield from self._low_rank("few directions may be all that count", self.config.usual_steps // 2)
                 why = "there is room for the Gram matrix of few samples, in a pass for some of the features each"
                 yield Stage(Admm(), why, self.config.few_steps, (Center(),), self.seldom)
             yield from self._low_rank("there is no room for Gram matrices", self.config.steps)
