@@ -221,7 +221,7 @@ def optimality_gap(
     weight, verbose = check_weight(sample_weight, len(tokens)), check_flag(verbose, "verbose")
     if isinstance(model, torch.nn.Module):
         for name, part in model.named_parameters():
-            check_finite(f"{name} of the network", part.detach())
+            check_finite(f"{name} of the network", part)
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)
     heads = reading.heads
     has_bias = reading.has_bias if fit_intercept is None else check_flag(fit_intercept, "fit_intercept")

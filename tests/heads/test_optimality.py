@@ -255,6 +255,9 @@ def test_softmax_attention_gets_no_bound():
     same = ConvexAttentionRegressor(ALPHA).fit(X.numpy(), Y.numpy())
     assert result.certificate.primal == pytest.approx(same.certificate_.primal, rel=1e-3)
     assert "another class" in str(result)
+    without_heads = optimality_gap(network, X, Y, 100.0)
+    assert len(without_heads.refit) == 0
+    assert not without_heads.exact
     sequence = optimality_gap(SoftmaxAttention(2, 1, n_heads=2).double(), X, X[..., :1], ALPHA)
     assert not sequence.covered
     assert sequence.refit.form.name == "single_row"
@@ -322,6 +325,8 @@ def test_wrong_arguments_are_named():
         optimality_gap(ConvexAttention(3, 2, 2), X, Y)
     with pytest.raises(ValueError, match="alpha must be"):
         optimality_gap(ConvexAttention(3, 2, 2), X, Y, -1.0)
+    with pytest.raises(ValueError, match="y must hold numbers"):
+        optimality_gap(SoftmaxAttention(2, 1, position=0), X, ["a"] * len(X), ALPHA)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -395,6 +400,9 @@ def test_the_objective_of_a_network_in_single_precision_is_computed_in_double():
         optimality_gap(each, X, Y + 1e4, ALPHA).objective for each in (network, copy.deepcopy(network).double())
     )
     assert here == pytest.approx(there, rel=1e-12)
+    X = X.float()
+    single, double = (optimality_gap(network, tokens, Y, ALPHA).objective for tokens in (X, X.double()))
+    assert single == double
     assert next(network.parameters()).dtype == torch.float32
 
 
