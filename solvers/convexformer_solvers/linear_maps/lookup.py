@@ -125,7 +125,7 @@ class TableMap(GatedMap):
         return product.view(-1, *sums.shape[1:]).transpose(0, 1)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TableMap:
-        tables = self.tables.to(device or self.device, dtype or self.dtype)
+        tables = self.tables.to(device=device, dtype=dtype)
         return self if tables is self.tables else TableMap(tables, self.symbols.to(device), self.masks.to(device))
 
     def product_work(self, n_outputs: int) -> float:
@@ -150,7 +150,7 @@ def _table_part(coef: Tensor, sums: Tensor) -> Tensor:
 def _grouped(symbols: Tensor, n_rows: int, masks: Tensor) -> _Position:
     n_samples, place = len(symbols), torch.arange(len(symbols), device=symbols.device)
     counts, by_symbol = symbols.bincount(minlength=n_rows), symbols.argsort(stable=True)
-    height, before = int(counts.max()) if n_samples else 0, counts.cumsum(0) - counts  # samples of smaller symbols
+    height, before = int(counts.max()), counts.cumsum(0) - counts  # samples of smaller symbols
     slots = torch.empty_like(symbols)
     slots[by_symbol] = symbols[by_symbol] * height + place - before[symbols[by_symbol]]
     order = symbols.new_full((n_rows * height,), n_samples).index_put_((slots,), place).view(n_rows, height)

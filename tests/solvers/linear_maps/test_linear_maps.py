@@ -240,6 +240,9 @@ class TestTableMap:
         table, index, coef = TableMap(tables, symbols, masks), torch.tensor([7, 0, 3]), randn(3, 2, 3, 2, seed=1)
         assert isinstance(table.rows(index), TableMap)
         torch.testing.assert_close(table.rows(index).matvec(coef), table.matvec(coef)[index])
+        none = table.rows(index[:0])
+        assert none.matvec(coef).shape == (0, 2)
+        assert torch.equal(none.rmatvec(randn(0, 2)), torch.zeros_like(coef))
 
     def test_does_less_work_than_the_plain_map(self):
         symbols = torch.arange(2000).reshape(1000, 2) % 20
@@ -251,6 +254,7 @@ class TestTableMap:
         [
             (torch.ones(4, 2), torch.zeros(3, 1, dtype=torch.int64), "tables must have shape"),
             (torch.ones(1, 4, 2), torch.zeros(3, 2, dtype=torch.int64), "symbols must be int64 of shape"),
+            (torch.ones(1, 4, 2), torch.zeros(3, dtype=torch.int64), "symbols must be int64 of shape"),
             (torch.ones(1, 4, 2), torch.zeros(3, 1), "symbols must be int64"),
             (torch.ones(1, 4, 2), torch.full((3, 1), 4), "symbols must be below the number of rows"),
             (torch.ones(1, 4, 2), torch.full((3, 1), -1), "symbols must be below the number of rows"),
@@ -259,6 +263,21 @@ class TestTableMap:
     def test_refuses_what_does_not_fit(self, tables, symbols, message):
         with pytest.raises(ValueError, match=message):
             TableMap(tables, symbols, torch.ones(3, 1, dtype=torch.bool))
+
+    def test_names_what_is_no_tensor(self):
+        parts = {
+            "tables": randn(1, 4, 2),
+            "symbols": torch.zeros((3, 1), dtype=torch.int64),
+            "masks": random_masks(3, 1),
+        }
+        for name, part in parts.items():
+            with pytest.raises(TypeError, match=f"{name} must be a torch tensor"):
+                TableMap(**{**parts, name: part.numpy()})
+
+    def test_stays_where_it_is_where_it_is_to_be_there(self):
+        table = TableMap(randn(1, 4, 2), torch.zeros((3, 1), dtype=torch.int64), random_masks(3, 1))
+        assert table.to(torch.float64, "cpu") is table
+        assert table.to() is table
 
 
 def test_one_open_gate_is_the_dense_map():
