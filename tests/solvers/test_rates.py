@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from solver_cases import make_program, randn
+from torch.utils.flop_counter import FlopCounterMode
 
 from convexformer_solvers import DenseMap, GatedMap, TableMap
 from convexformer_solvers import rates as rates_module
@@ -164,6 +165,51 @@ class TestWork:
             found.append(by_outputs[0])
         assert found == sorted(found)
         assert found[0] < found[-1]
+
+    @pytest.mark.parametrize("place", range(5))
+    @pytest.mark.parametrize("n_outputs", [1, 3, 30])
+    def test_of_a_product_is_that_of_its_operations_where_reads_and_calls_cost_nothing(
+        self, monkeypatch, place, n_outputs
+    ):
+        monkeypatch.setattr(base, "machine_rates", lambda dtype, device: Rates(1.0, math.inf, math.inf))
+        *others, gated_part = maps()
+        linear_map = [*others, gated_part.base.restricted(torch.arange(30))][place]  # it counts all dense blocks
+        with FlopCounterMode(display=False) as counter:
+            linear_map.matvec(randn(*linear_map.feature_shape, n_outputs))
+        assert linear_map.product_work(n_outputs) == counter.get_total_flops()
+
+    @pytest.mark.parametrize("n_outputs", [1, 3, 30])
+    def test_of_reads_is_that_of_writing_and_reading_what_lies_between_data_and_outputs(self, machine, n_outputs):
+        _, gated, table, *_ = maps()
+        part = gated.restricted(torch.arange(30))
+        by_gate = 60 * 6 * min(5 * 4, n_outputs)  # products of the data, or data, behind each gate
+        by_row, by_place, outputs = 7 * 6 * n_outputs, 7 * 6 * 9, 60 * n_outputs  # a row occurs nine times at most
+        numbers = {gated: by_gate, table: 5 * (by_row + by_place + outputs), part: 30 * 60 * n_outputs}
+        for linear_map, count in numbers.items():
+            machine(4.0)
+            found = linear_map.product_work(n_outputs)
+            machine(8.0)
+            assert linear_map.product_work(n_outputs) - found == 4 * 2 * count
+
+    def test_of_one_gate_is_no_less_than_that_of_reading_the_data(self, machine):
+        machine(512.0)
+        gated = GatedMap(randn(60, 5, 4), masks(60, 1))
+        assert gated.product_work(1) == 60 * 5 * 4 * 512
+
+    def test_of_calls_is_that_of_one_for_each_dense_block(self, monkeypatch):
+        part = maps()[1].restricted(torch.tensor([0, 5, 3]))  # of two gates on the first dense block, and of another
+        monkeypatch.setattr(base, "machine_rates", lambda dtype, device: Rates(1.0, math.inf, 1.0))
+        with_calls = part.product_work(3)
+        monkeypatch.setattr(base, "machine_rates", lambda dtype, device: Rates(1.0, math.inf, math.inf))
+        assert with_calls - part.product_work(3) == 2
+
+    def test_of_half_a_gated_gram_matrix_is_that_of_its_kernel_where_features_are_many(self):
+        gated = GatedMap(randn(60, 5, 4), masks(60, 100))
+        blocks = torch.arange(500)
+        with FlopCounterMode(display=False) as counter:
+            gated.kernel(blocks, torch.ones(500, dtype=torch.float64), randn(500, 4))
+        assert gated.gram_work() == counter.get_total_flops() / 2
+        assert GatedMap(randn(60, 5, 4), masks(60, 1)).gram_work() == DenseMap(randn(60, 5, 4)).gram_work()
 
     @pytest.mark.parametrize("place", range(5))
     def test_of_a_gram_matrix_does_not_go_by_reads(self, machine, place):

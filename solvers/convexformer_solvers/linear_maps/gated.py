@@ -91,7 +91,7 @@ class GatedMap(DerivedMap[DenseMap]):
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> GatedMap:
         dense = self.base.to(dtype, device)
-        masks = self.masks.to(device=device or self.masks.device)
+        masks = self.masks.to(device=device)
         return self if dense is self.base and masks is self.masks else GatedMap(dense.data, masks)
 
     def rows(self, index: Tensor | slice) -> GatedMap:
