@@ -228,7 +228,8 @@ def test_constant_predictions_hand_on_nothing():
     np.testing.assert_allclose(model.predict(X), (y + 1e6).mean(), rtol=1e-12)
     assert not any(layer.coef_.any() for layer in model.layers_)
     rounded = torch.full((60, 1), 0.1, dtype=torch.float64)  # of which the mean is not exactly 0.1
-    assert HandOn.fitted(torch.as_tensor(X), rounded, None).factor == 0.0
+    for outputs in (rounded, 0 * rounded):
+        assert HandOn.fitted(torch.as_tensor(X), outputs, None).factor == 0.0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
