@@ -543,6 +543,30 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"'x' takes 8\.13e-06 GB, and 8e-06 GB are free"):
             read_arrays(file)
 
+    def test_what_follows_an_array_in_a_file_of_its_own_is_not_read(self, tmp_path):
+        file = tmp_path / "x.npy"
+        np.save(file, np.arange(3))
+        file.write_bytes(file.read_bytes() + b"more")
+        np.testing.assert_array_equal(read_array(file), np.arange(3))
+
+    def test_what_another_archive_holds_is_said(self, tmp_path):
+        write_archive(tmp_path / "x.npz", "example", {}, {"x": np.arange(3)})
+        with pytest.raises(ValueError, match=r"x\.npz is not a saved path; it holds a saved example$"):
+            read_archive(tmp_path / "x.npz", "path")
+        np.savez(tmp_path / "y.npz", X=np.arange(3), y=np.arange(3))
+        with pytest.raises(ValueError, match=r"y\.npz is not a saved path; it holds 2 arrays, X, y$"):
+            read_archive(tmp_path / "y.npz", "path")
+        np.save(tmp_path / "x.npy", np.arange(3))
+        with pytest.raises(ValueError, match=r"x\.npy is not a saved path, or is damaged: it holds a single array$"):
+            read_archive(tmp_path / "x.npy", "path")
+        np.savez(tmp_path / "z.npz", x=np.array([None, "text"], dtype=object))
+        with pytest.raises(ValueError, match=r"z\.npz is not a saved path, or is damaged: it holds no plain arrays$"):
+            read_archive(tmp_path / "z.npz", "path")
+
+    def test_a_folder_that_is_not_there_is_said_as_it_is(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"No such file or directory: '.*x\.npz"):
+            write_archive(tmp_path / "nowhere" / "x.npz", "example", {}, {"x": np.arange(3)})
+
     def test_a_file_that_is_not_there_is_no_damage(self, tmp_path):
         with pytest.raises(FileNotFoundError):
             read_archive(tmp_path / "nothing.npz", "example")
