@@ -178,7 +178,7 @@ class GateSearch:
         parts = [_random_directions(point, n_random, random_state)]
         if between:
             parts.append(_directions_between(point, between, random_state))
-        if near and in_use is not None:
+        if in_use is not None:
             noise = _random_directions(point, near, random_state)
             index = random_state.randint(len(in_use), size=near)
             own1, own2 = (

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from convexformer.gates import Gates
-from convexformer.gates.search import DualPoint, GateSearch, _smoothed_norms, gate_norms
+from convexformer.gates.search import DualPoint, GateSearch, _directions_between, _smoothed_norms, gate_norms
+from convexformer.gates.sources import separating_directions
 from convexformer.solvers import get_penalty
 
 N = 40
@@ -160,3 +161,40 @@ def test_a_search_finds_no_less_than_where_its_restarts_begin(seed):
     point = DualPoint(tokens, values, get_penalty("group_l2"), 1.0, weight)
     begins = GateSearch()._starting_directions(point, None, 12, np.random.RandomState(0))
     assert search(point).violation >= float(gate_norms(point, Gates(*begins).masks(tokens)).max()) - 1 - 1e-12
+
+
+def test_a_climb_goes_on_from_the_best_trial_so_far():
+    point, start, lengths = a_point(), directions(20), (0.5, 0.5)  # so that few trials are the first of many
+    before = torch.zeros(20, dtype=torch.float64)
+    for n_trials in range(1, 30):
+        search = GateSearch(n_trials=n_trials, trial_lengths=lengths)
+        found = Gates(*search._climbed(point, [start], np.random.RandomState(0)))
+        norms = gate_norms(point, found.masks(point.tokens))
+        assert bool((norms >= before).all())
+        before = norms
+
+
+def test_a_trial_is_as_far_away_as_it_is_said_to_be():
+    point, start, length = a_point(), directions(300), 0.01
+    search = GateSearch(n_trials=1, trial_lengths=(length, length))
+    for before, after in zip(start, search._climbed(point, [start], np.random.RandomState(0)), strict=True):
+        sines = (1 - (before * after).sum(1).square()).clamp_min(0).sqrt()  # the opposite is as good a start
+        assert length / 2 < sines.max() <= length * (1 + 1e-9)
+
+
+def test_restarts_lie_between_samples_that_have_dual_values():
+    point = a_point()
+    values = torch.zeros_like(point.values)
+    values[[3, 7]] = point.values[[3, 7]]
+    first, second = (point.tokens[index] for index in ([3, 3, 7, 7], [3, 7, 3, 7]))
+    possible = separating_directions(first, second)
+    found = _directions_between(point._replace(values=values), 20, np.random.RandomState(0))
+    for one, several in zip(found, possible, strict=True):
+        assert bool(torch.isclose(one[:, None], several, rtol=1e-12, atol=1e-12).all(2).any(1).all())
+
+
+def test_one_restart_is_drawn_at_random_whatever_gates_are_in_use():
+    in_use = Gates(u1=[[1.0, 0.0, 0.0]], u2=[[0.0, 1.0]])
+    for gates in (None, in_use):
+        begins = GateSearch()._starting_directions(a_point(), gates, 1, np.random.RandomState(0))
+        assert [begin.shape for begin in begins] == [(1, 3), (1, 2)]
