@@ -218,6 +218,13 @@ def test_twice_the_last_look_is_kept_without_any_other_evaluation(monkeypatch, p
     assert (history.ended_by, history.kept_step) == ("interrupted", 5)
 
 
+def test_twice_the_last_look_is_kept_where_nothing_is_held_out(monkeypatch):
+    # The third evaluation is that of step 10, and the next one the last.
+    monkeypatch.setattr(Trial, "_mean_loss_of_all", ctrl_c(Trial._mean_loss_of_all, 3, 4))
+    history = interrupted(make_network(), batch_size=10, look_every=5).history
+    assert (history.steps, history.ended_by, history.kept_step) == ([0, 5], "interrupted", 5)
+
+
 def test_twice_in_a_later_combination_before_its_first_look_leaves_the_others(monkeypatch):
     # Eleven steps have looks at 0, 5 and 10, and a last one.
     network = make_network()
