@@ -67,6 +67,13 @@ def test_more_weightings_are_added_to_those_that_there_are(tmp_path):
     np.testing.assert_array_equal(more.pool(SAMPLES)[:, :5], few.pool(SAMPLES))
 
 
+def test_the_last_round_adds_no_more_than_are_left():
+    model = fitted(max_new=3)
+    assert [found.n_added for found in model.generation_.rounds] == [2, 1]
+    assert model.pooler_.n_weightings == 4
+    assert model.set_params(generate=None).fit(SAMPLES, Y).generation_ is None
+
+
 def test_weightings_are_added_behind_those_of_a_dictionary_of_several_parts(tmp_path):
     options = {"dictionary": [MeanPooling(), TokenGates(3, random_state=0)]}
     few, more = (fitted(tmp_path / "fit.npz", max_new=max_new, **options) for max_new in (2, 4))
