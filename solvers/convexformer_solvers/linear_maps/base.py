@@ -175,10 +175,10 @@ class LinearMap(InParts, ABC):
 
     @property
     def blocks_at_once(self) -> int:
-        """Blocks whose columns kernels hold at once: a quarter of the limit of memory where each time is a pass."""
+        """Blocks whose columns kernels hold at once: an eighth of the limit of memory where each time is a pass."""
         if self.in_memory:
             return self._tall_blocks
-        numbers = CONFIG.chunk if self.memory_limit is None else self.memory_limit // (4 * self.dtype.itemsize)
+        numbers = CONFIG.chunk if self.memory_limit is None else self.memory_limit // (8 * self.dtype.itemsize)
         return max(1, numbers // (self.n_samples * self.feature_shape[-1]))
 
     @property
