@@ -335,8 +335,8 @@ def test_few_samples_of_independent_features_take_steps_in_a_metric():
 def test_columns_of_few_samples_are_an_eighth_of_the_limit(n_gates):
     linear_map = few_samples("squared", "group_l2", 240_000)[1].map
     linear_map = linear_map.gated(randn(50, n_gates, seed=3) > 0) if n_gates else linear_map
-    assert linear_map.blocks_at_once == 240_000 // 8 // (8 * 50 * 8)
-    before, n_passes = linear_map.traffic().passes, math.ceil(80 / linear_map.blocks_at_once)
+    assert linear_map.blocks_of_a_pass == 240_000 // 8 // (8 * 50 * 8)
+    before, n_passes = linear_map.traffic().passes, math.ceil(80 / linear_map.blocks_of_a_pass)
     kernel = linear_map.full_kernel(torch.float64)
     assert linear_map.traffic().passes - before == n_passes  # for all gates together
     data, masks = linear_map._like(masks=None).tensor().flatten(1), linear_map.masks

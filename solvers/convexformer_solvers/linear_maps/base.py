@@ -162,34 +162,32 @@ class LinearMap(InParts, ABC):
         `scale`, the ``s_b``, has shape (n_blocks,) and the result's precision; `units`, unit vectors, (n_blocks, d).
         """
         result = scale.new_zeros((self.n_samples, self.n_samples))
-        tall = self._tall_blocks
-        for some, *of_some in zip(*(part.split(self.blocks_at_once) for part in (blocks, scale, units)), strict=True):
-            held = self.columns(some)
-            for columns, scales, directions in zip(held.split(tall, 1), *(p.split(tall) for p in of_some), strict=True):
-                columns = columns.to(scale.dtype)
-                along = torch.einsum("ibd,bd->ib", columns, directions)
-                inner = (columns * scales.sqrt()[:, None]).flatten(1)
-                add_lower_product(result, inner, inner.T)
-                add_lower_product(result, along * (1 - scales), along.T)
+        per_chunk = max(1, _tall(self.n_samples, self.device) // units.shape[1])
+        for some, scales, directions in zip(*(part.split(per_chunk) for part in (blocks, scale, units)), strict=True):
+            columns = self.columns(some).to(scale.dtype)
+            along = torch.einsum("ibd,bd->ib", columns, directions)
+            inner = (columns * scales.sqrt()[:, None]).flatten(1)
+            add_lower_product(result, inner, inner.T)
+            add_lower_product(result, along * (1 - scales), along.T)
         return result
-
-    @property
-    def blocks_at_once(self) -> int:
-        """Blocks whose columns kernels hold at once: an eighth of the limit of memory where each time is a pass."""
-        if self.in_memory:
-            return self._tall_blocks
-        numbers = CONFIG.chunk if self.memory_limit is None else self.memory_limit // (8 * self.dtype.itemsize)
-        return max(1, numbers // (self.n_samples * self.feature_shape[-1]))
-
-    @property
-    def _tall_blocks(self) -> int:
-        return max(1, _tall(self.n_samples, self.device) // self.feature_shape[-1])
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         """``(N, N)`` matrix ``A A'``, of which only the lower triangle is defined; a new tensor of a precision."""
-        ones = torch.ones(self._n_blocks, dtype=dtype, device=self.device)
         blocks = torch.arange(self._n_blocks, device=self.device)
-        return self.kernel(blocks, ones, ones.new_zeros((self._n_blocks, self.feature_shape[-1])))
+        if self.in_memory:
+            ones = torch.ones(self._n_blocks, dtype=dtype, device=self.device)
+            return self.kernel(blocks, ones, ones.new_zeros((self._n_blocks, self.feature_shape[-1])))
+        result = torch.zeros((self.n_samples, self.n_samples), dtype=dtype, device=self.device)
+        for some in blocks.split(self.blocks_of_a_pass):
+            columns = self.columns(some).flatten(1).to(dtype)
+            add_lower_product(result, columns, columns.T)
+        return result
+
+    @property
+    def blocks_of_a_pass(self) -> int:
+        """Blocks whose columns ``full_kernel`` reads in a pass: in float64 an eighth of the limit of memory."""
+        numbers = CONFIG.chunk if self.memory_limit is None else self.memory_limit // 64
+        return max(1, numbers // (self.n_samples * self.feature_shape[-1]))
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
         """Predictions ``(N, c)`` of coefficients ``(n_blocks, d, c)`` on some blocks, zero elsewhere."""

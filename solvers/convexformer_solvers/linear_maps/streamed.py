@@ -295,7 +295,7 @@ class StreamedMap(LinearMap):
         if self.smaller_side < self.n_samples:
             return super().gram_work()
         # The gates share the kernel of the data, of which each pass gives the part of some blocks.
-        n_passes = math.ceil(math.prod(self._sample_shape[:-1]) / self.blocks_at_once)
+        n_passes = math.ceil(math.prod(self._sample_shape[:-1]) / self.blocks_of_a_pass)
         reading = n_passes * self.rates.work_of_a_read * self.n_stored
         return float(self.n_samples**2) * (self._width + sum(self._n_gates)) + reading
 
