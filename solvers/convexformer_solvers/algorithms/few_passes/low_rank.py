@@ -55,9 +55,12 @@ class LowRank:
         shift = math.sqrt(len(product)) * rounding or EPS
         shifted = product + shift * directions
         inner = directions.T @ shifted
-        # Of few samples with large means rounding may be more than the shift: the matrix has no Cholesky factor then.
-        values, vectors = torch.linalg.eigh(0.5 * (inner + inner.T))
-        root = (vectors / values.clamp(min=shift).sqrt()).T @ shifted.T
+        lower, failed = torch.linalg.cholesky_ex(0.5 * (inner + inner.T))
+        if int(failed):  # of few samples with large means, where rounding may be more than the shift
+            values, vectors = torch.linalg.eigh(0.5 * (inner + inner.T))
+            root = (vectors / values.clamp(min=shift).sqrt()).T @ shifted.T
+        else:
+            root = torch.linalg.solve_triangular(lower, shifted.T, upper=False)
         values, vectors = torch.linalg.eigh(root @ root.T)
         # Minima of models in metrics that are closer to singular take thousands of steps.
         self.ridge = max(float(values[0]) - shift, math.sqrt(math.sqrt(EPS)) * float(values[-1]))
