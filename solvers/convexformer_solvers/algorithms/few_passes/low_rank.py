@@ -55,9 +55,10 @@ class LowRank:
         shift = math.sqrt(len(product)) * rounding or EPS
         shifted = product + shift * directions
         inner = directions.T @ shifted
-        lower, failed = torch.linalg.cholesky_ex(0.5 * (inner + inner.T))
+        inner = 0.5 * (inner + inner.T)
+        lower, failed = torch.linalg.cholesky_ex(inner)
         if int(failed):  # of few samples with large means, where rounding may be more than the shift
-            values, vectors = torch.linalg.eigh(0.5 * (inner + inner.T))
+            values, vectors = torch.linalg.eigh(inner)
             root = (vectors / values.clamp(min=shift).sqrt()).T @ shifted.T
         else:
             root = torch.linalg.solve_triangular(lower, shifted.T, upper=False)
