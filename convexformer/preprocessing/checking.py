@@ -37,8 +37,8 @@ def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = No
     ``X`` is one of: an array of shape (N, n, d); a list of arrays of shapes (length, d); a pair of an array of shape
     (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True, or 1,
     where a token is real, or the path of one of the two; a masked array of numpy; a nested tensor of torch. An array of
-    shape (N, d) is samples of one token each. What ``open_source`` takes, as a path, stands for an array of shape
-    (N, n, d), or a `part` of it; it is read in chunks. ``TokenSequences`` have been checked and are taken as they are.
+    shape (N, d) is samples of one token each. What ``open_source`` takes, as a path, stands for an array of either
+    shape, or a `part` of it; it is read in chunks. ``TokenSequences`` have been checked and are taken as they are.
     ``numpy.longdouble`` is converted to float64.
 
     ``n_features_in_`` of the estimator is set when `reset`, as in a fit, and compared otherwise. ``ValueError`` if

@@ -21,7 +21,7 @@ from .sequences import PaddedSequences, TokenSequences, working_precision
 
 
 class StoredSequences(TokenSequences):
-    """Samples of a source.
+    """Samples of a source, of one token each where two dimensions are stored.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class StoredSequences(TokenSequences):
         What has been read of the source, which is brought up to date. Default: nothing yet.
     """
 
-    longest = property(lambda self: self._stored.shape[1])  # which is read, whether real or not
+    longest = property(lambda self: self._sample[0])  # which is read, whether real or not
 
     def __init__(
         self,
@@ -50,9 +50,12 @@ class StoredSequences(TokenSequences):
         self._stored, self.device = source, torch.device(device)
         self._index = torch.arange(source.shape[0]) if index is None else index.cpu()
         self._mask = None if mask is None else mask.to(self.device)
-        longest = torch.full((len(self._index),), source.shape[1], dtype=torch.int64, device=self.device)
+        # A source gives vectors as columns of width 1.
+        self._sample = (1, source.shape[1]) if n_dims(source) == 2 else source.shape[1:]
+        self.n_features = self._sample[1]
+        longest = torch.full((len(self._index),), self.longest, dtype=torch.int64, device=self.device)
         self.lengths = longest if self._mask is None else self._mask.sum(1)
-        self.n_features, self.dtype = source.shape[2], working_precision(source.dtype)
+        self.dtype = working_precision(source.dtype)
         n_bytes = len(self._index) * math.prod(source.shape[1:]) * source.dtype.itemsize
         self._traffic = Traffic(n_bytes) if traffic is None else traffic
 
@@ -65,7 +68,7 @@ class StoredSequences(TokenSequences):
         began = time.perf_counter()
         ordered, order = places.sort(stable=True)
         tokens = self._stored.take(ordered)
-        found, seconds = tokens[order.argsort()], time.perf_counter() - began
+        found, seconds = tokens[order.argsort()].reshape(-1, *self._sample), time.perf_counter() - began
         self._traffic.read_bytes += tokens.nbytes
         self._traffic.read_seconds += seconds
         self._traffic.waited_seconds += seconds  # nothing is read ahead
@@ -105,10 +108,12 @@ def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | Non
     source = None if is_array else open_source(given)
     if source is None:
         return None
-    if n_dims(source) != 3:
+    if len(source.shape) != 3:
+        raise ValueError(f"X, a source, must have shape (n_samples, n_tokens, n_features), got {source.shape}")
+    if pair and n_dims(source) == 2:
         raise ValueError(
-            "X on a disk must have shape (n_samples, n_tokens, n_features), got "
-            f"{source.shape[: n_dims(source)]}; samples of one token have the shape (n_samples, 1, n_features)"
+            "X[0] must have shape (n_samples, n_tokens, n_features), as X[1] says which of its tokens are real, got "
+            f"{source.shape[:2]}; give samples of one token without X[1]"
         )
     index = torch.arange(source.shape[0])[part or slice(None)]
     if not pair:

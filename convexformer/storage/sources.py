@@ -193,9 +193,19 @@ class ShardSource(Source):
                     f"{source.shape[1:]} in {source.dtype}"
                 )
         self._sources, self._names = list(sources), list(names)
-        self.n_dims = min(map(n_dims, sources))
         self._starts = [0, *accumulate(source.shape[0] for source in sources)]
         self._fingerprint = fingerprint
+
+    @property
+    def n_dims(self) -> int:
+        """Dimensions of the samples as the shards store them; ``ValueError`` where these differ."""
+        found = [n_dims(source) for source in self._sources]
+        for name, of_source in zip(self._names, found, strict=True):
+            if of_source != found[0]:
+                raise ValueError(
+                    f"shards must agree: {self._names[0]!r} has {found[0]} dimensions, {name!r} {of_source}"
+                )
+        return found[0]
 
     @property
     def fingerprint(self) -> str | None:

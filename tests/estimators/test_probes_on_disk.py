@@ -136,6 +136,37 @@ def test_tokens_of_one_feature_are_those_in_memory(place, pair, data, tmp_path, 
     same(clone(wanted).fit(where, y), wanted, given, where)
 
 
+@pytest.fixture(scope="module")
+def of_vectors(data):
+    """Function that fits the probe of a name, once, to one token of each sample."""
+    X, _, y = data
+    return functools.cache(lambda name: clone(PROBES[name]).fit(X[:, 0], np.where(y > 1, "up", "down")))
+
+
+@pytest.mark.parametrize("name", ["classifier", "cv", "cv_accuracy"])
+@pytest.mark.parametrize("place", ["file", "shards", "chunks", "column"])
+def test_vectors_are_samples_of_one_token(name, place, data, tmp_path, of_vectors):
+    X, target = data[0][:, 0], np.where(data[2] > 1, "up", "down")
+    where: object = str(tmp_path / place)
+    if place == "file":
+        where = f"{where}.npy"
+        np.save(where, X)
+    elif place == "shards":
+        write_shards(where, lambda rows: {"X": X[rows]}, N, shard_rows=20)
+    elif place == "chunks":
+        where = Chunks(np.array_split(X, 3))
+    else:
+        datasets = pytest.importorskip("datasets")
+        features = datasets.Features(X=datasets.Sequence(datasets.Value("float32")))
+        where = datasets.Dataset.from_dict({"X": list(X)}, features=features)["X"]
+    wanted = of_vectors(name)
+    model = clone(PROBES[name]).fit(where, target)
+    same(model, wanted, X, where)
+    np.testing.assert_array_equal(model.predict(X), wanted.predict(X))
+    assert model.n_features_in_ == WIDTH
+    np.testing.assert_array_equal(model.explain(where).scores, wanted.explain(X).scores)
+
+
 def test_masks_explanations_and_refits(data, places):
     X, lengths, y = data
     mask = np.arange(LONGEST) < lengths[:, None]
@@ -171,8 +202,8 @@ def test_mistakes_are_told(data, places, tmp_path):
         model.fit((places["shards"], empty), y)
     np.save(tmp_path / "flat.npy", X[:, 0])
     for flat in (str(tmp_path / "flat.npy"), Chunks([X[:, 0]])):
-        with pytest.raises(ValueError, match=rf"got \({N}, {WIDTH}\); samples of one token .*n_samples, 1, n_features"):
-            model.fit(flat, y)
+        with pytest.raises(ValueError, match=rf"got \({N}, {WIDTH}\); give samples of one token without X\[1\]"):
+            model.fit((flat, lengths), y)
     np.save(tmp_path / "narrow.npy", X[:, :, :3])
     fitted = clone(model).fit(X, y)
     with pytest.raises(ValueError, match="3 features"):

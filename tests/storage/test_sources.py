@@ -558,11 +558,13 @@ def test_an_empty_data_set_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("first", [2, 3])
-def test_samples_are_columns_where_any_shard_stores_them_as_such(first, tmp_path):
+def test_shards_of_vectors_and_of_tokens_are_no_samples_of_a_probe(first, tmp_path):
     for index, n_dims in enumerate((first, 5 - first)):
         np.save(tmp_path / f"{index}.npy", numbers(n_samples=4, shape=(5, 1)[: n_dims - 1]))
-    with pytest.raises(ValueError, match=r"X on a disk must have shape .*, got \(8, 5\)"):
+    wanted = rf"shards must agree: '0.npy' has {first} dimensions, '1.npy' {5 - first}"
+    with pytest.raises(ValueError, match=wanted):
         stored_sequences(tmp_path)
+    assert open_source(tmp_path).shape == (8, 5, 1)  # both are columns of width 1
 
 
 def test_columns_that_differ_are_named():
