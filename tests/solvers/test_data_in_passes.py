@@ -302,10 +302,11 @@ def takes_admm(program):
     return "admm" in [stage.algorithm.name for stage in plan(program)]
 
 
+@pytest.mark.parametrize("limit", [700_000, None])  # that of the features takes 3.3 MB, of the samples 20 kB
 @pytest.mark.parametrize("norm", PENALTIES)
 @pytest.mark.parametrize("name", LOSS_NAMES)
-def test_few_samples_take_their_own_gram_matrix(name, norm):
-    whole, narrow = few_samples(name, norm, limit=700_000)  # that of the features takes 3.3 MB, of the samples 20 kB
+def test_few_samples_take_their_own_gram_matrix(name, norm, limit):
+    whole, narrow = few_samples(name, norm, limit)
     assert takes_admm(narrow) == math.isfinite(whole.loss.smoothness)
     one, other = solve(whole, Auto(), tol=1e-7), solve(narrow, Auto(), tol=1e-7)
     assert_same(whole, one, other, 1e-7)

@@ -54,13 +54,14 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     The decision list. The stages of all points that apply follow each other in this order.
 
     1. ``alpha`` from ``alpha_max`` on: the best constant model, which is the solution.
-    2. Data that are not held in memory: the stages of this point and no other. Where there is room for Gram matrices,
-       the squared loss takes the plan of the program that one pass leads to (``Moments``), and other losses take steps
-       in the metric of a Gram matrix (``MetricGradient``). A working set comes before ``Moments`` where the Gram matrix
-       of all features takes as long as many passes, and few blocks violate the dual constraint at zero; not along a
-       path, of which that matrix serves every ``alpha``. Elsewhere all losses take steps in a metric of low rank.
-       With fewer samples than features, which are more than slightly dependent, and room for the samples' Gram matrix,
-       alternating directions come after 12 of these. Then gradient steps.
+    2. Data that are not held in memory: the stages of this point and no other. With fewer samples than features and
+       room for the samples' Gram matrix all losses take steps in a metric of low rank, and alternating directions after
+       12 of these where the features are more than slightly dependent. Otherwise, where there is room for Gram matrices
+       of the features, the squared loss takes the plan of the program that one pass leads to (``Moments``), and other
+       losses take steps in the metric of a Gram matrix (``MetricGradient``). A working set comes before ``Moments``
+       where the Gram matrix of all features takes as long as many passes, and few blocks violate the dual constraint at
+       zero; not along a path, of which that matrix serves every ``alpha``. Elsewhere all losses take steps in a metric
+       of low rank. Then gradient steps.
     3. A loss of unbounded curvature (Poisson): the stages of this point and no other. Large data whose features are
        more than slightly dependent take steps in a metric of low rank. Then gradient steps and Newton steps on smoothed
        objectives, gradient steps and semismooth Newton steps, each pair where its Newton steps apply, and gradient
@@ -120,10 +121,10 @@ class _Planner:
 
     def __init__(self, program: Program, warm: bool, config: AutoConfig) -> None:
         self.program, self.warm, self.config = program, warm, config
-        self.takes_gram = not program.map.in_memory and self._room_for_gram()
         self.single_moments = program.map.dtype == torch.float32
         self.factorises = program.map.smaller_side <= config.largest_side
         self.more_features = program.map.smaller_side < math.prod(program.map.feature_shape)  # than samples
+        self.takes_gram = not program.map.in_memory and self._room_for_gram() and not self._room_for_kernel()
         # On all features a polish costs more than on a working set.
         self.seldom = PolishConfig(wait=2 * PolishConfig.wait)
         self.newton_time = self._newton_time()
