@@ -678,6 +678,23 @@ def test_module_exports_for_any_number_of_samples_and_tokens(part):
     torch.testing.assert_close(again(array, mask), network(array, mask))
 
 
+def test_samples_without_a_real_token_have_the_bias_as_their_scores_in_modules():
+    parts = [*SMALL, MaxPooling(), RelativePositions([0]), RelativePositions([-1], "end")]
+    network = regressor(dictionary=[*parts, RelativePositions([0], "marked", mark=1)], tol=1e-3).fit(SAMPLES, Y)
+    network = network.to_torch()
+    array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES[:3]))
+    real = torch.where(torch.tensor([True, False, True])[:, None], mask, False)
+    array.requires_grad_()
+    for form in (network, torch.export.export(network, (array, mask)).module()):
+        scores = form(array, real)
+        assert scores[1] == network.bias
+        torch.testing.assert_close(scores[::2], network(array[::2], mask[::2]))
+        (gradient,) = torch.autograd.grad(scores.sum(), array)
+        assert gradient.isfinite().all()
+        assert not gradient[1].any()
+    assert not network.contributions(array, real)[1].any()
+
+
 @pytest.mark.parametrize("change", [torch.Tensor.long, torch.Tensor.float, lambda mask: mask.sum(1)])
 def test_masks_of_another_kind_are_named(change):
     array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))

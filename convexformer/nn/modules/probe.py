@@ -117,11 +117,12 @@ class TokenPooler(nn.Module):
         tokens : Tensor of shape (B, n, d)
             Samples, in float32 or float64.
         mask : Tensor of bool of shape (B, n), optional
-            Which tokens are real, at least one of each sample, as one without may give nan. Default: all.
+            Which tokens are real. Default: all.
 
         Returns
         -------
         Tensor of shape (B, h, d)
+            Zero for a sample without a real token.
         """
         tokens, mask = self.prepared(tokens, mask)
         pooled = self.weights(tokens, mask) @ tokens
@@ -130,11 +131,12 @@ class TokenPooler(nn.Module):
         return pooled
 
     def prepared(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Standardised tokens, zero where none is, and their mask."""
+        """Standardised tokens, zero where none is, and their mask; a sample without tokens has these as its own."""
         if mask is None:
             mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
         check_mask(mask)
-        return self.standardized(tokens).masked_fill(~mask[..., None], 0.0), mask
+        tokens = self.standardized(tokens).masked_fill(~mask[..., None], 0.0)
+        return tokens, mask | ~mask.any(1, keepdim=True)  # no token would have nan as its share, and as its gradient
 
     def extended(self, parts: Sequence[TokenWeights], factors: Tensor | None) -> TokenPooler:
         """The dictionary with further weightings, behind those that there are, and their factors."""
@@ -222,11 +224,12 @@ class ProbeNetwork(nn.Module):
         tokens : Tensor of shape (B, n, d)
             Samples, in the precision of ``coef``.
         mask : Tensor of bool of shape (B, n), optional
-            Which tokens are real, at least one of each sample, as one without may give nan. Default: all.
+            Which tokens are real. Default: all.
 
         Returns
         -------
         Tensor of shape (B, c)
+            The bias for a sample without a real token, which estimators refuse.
         """
         check_tokens_for(self.coef, tokens, None, self.coef.shape[1])
         return self.pooler(tokens, mask).flatten(1) @ self.coef.flatten(0, 1) + self.bias
