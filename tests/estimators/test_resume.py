@@ -51,6 +51,13 @@ class CountingFista(Fista):
         return super().finished(state[0])
 
 
+def test_another_alpha_than_that_of_the_file_is_named(tmp_path):
+    file = tmp_path / "fit.npz"
+    ConvexAttentionRegressor(alpha=0.25).fit(X, Y, resume=file)
+    with pytest.raises(ValueError, match=r"these differ: alpha \(0\.25 in the file, 0\.5 now\)\. Repeat"):
+        ConvexAttentionRegressor(alpha=0.5).fit(X, Y, resume=file)
+
+
 @pytest.mark.parametrize(
     ("model", "fit"),
     [

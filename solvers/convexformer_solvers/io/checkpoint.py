@@ -116,7 +116,7 @@ class PathFile:
         if not (isinstance(saved, dict) and isinstance(runs, dict)):
             raise self.refused("it is damaged; its header says nothing of a program and its points")
         differences = [
-            f"{name} ({saved.get(name)} in the file, {value} now)" if isinstance(value, (str, int)) else name
+            _difference(name, saved.get(name), value)
             for name, value in self._fingerprint.items()
             if not _same(saved.get(name, value if name in _ADDED else None), value)
         ]
@@ -171,6 +171,13 @@ def _checksum(values: Tensor) -> list[float]:
     generator = torch.Generator().manual_seed(1)
     direction = standard_normal((len(rows),), generator, torch.float64)
     return [float(torch.linalg.vector_norm(rows)), *(direction @ rows).tolist()]
+
+
+def _difference(name: str, saved: Any, now: Any) -> str:
+    """What messages call an entry that differs; a grid of one alpha is that of a fit."""
+    if name == "alphas" and isinstance(saved, list) and len(saved) == len(now) == 1:
+        return f"alpha ({saved[0]} in the file, {now[0]} now)"
+    return f"{name} ({saved} in the file, {now} now)" if isinstance(now, (str, int)) else name
 
 
 def _same(saved: Any, now: Any) -> bool:
