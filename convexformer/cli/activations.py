@@ -88,7 +88,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         "finished": finished,
     }
     if not finished:
-        report["remark"] = f"{len(job.unfinished())} shards are left to other processes, the last of which finishes"
+        n = len(job.unfinished())
+        report["remark"] = f"shards that are left to other processes, the last of which finishes: {n}"
     report["text"] = as_lines(report)
     return report
 

@@ -153,6 +153,13 @@ def test_ranks_of_torchrun_write_what_one_writes(command, monkeypatch):
     assert "--workers is not for torchrun" in command("--workers", 2, code=1)[1]
 
 
+def test_shards_that_are_left_are_counted_in_words_that_fit_one(command, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    _, report = command("--shard-rows", 10)
+    assert report["remark"] == "shards that are left to other processes, the last of which finishes: 1"
+
+
 def test_a_killed_command_goes_on(bert, texts, command, tmp_path):
     alone, _ = command("--shard-rows", 1)
     options = ["--model", bert, "--layer", 1, "--n-tokens", N_TOKENS, "--batch-size", 3, "--shard-rows", 1]
