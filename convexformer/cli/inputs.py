@@ -233,6 +233,7 @@ def _has_names(path: Path) -> bool:
 def samples_of(arrays: dict[str, Any], path: Path, targets: Path | None, is_probe: bool) -> Any:
     """The samples of a file or folder: ``X``, with their lengths or their mask for a probe where there is one."""
     real: dict[str, Any] = {}
+    _check_texts(file_of(path), arrays.get("y"), targets)
     for name in _REAL:
         place, found = file_of(path), None
         if is_probe or not _holds_activations(place):  # which are zero beyond their lengths
@@ -254,6 +255,21 @@ def _is_mask_of(lengths: Any, mask: Any) -> bool:
     """Whether a mask is that of the first tokens, as many as the lengths."""
     lengths, mask = np.asarray(lengths), np.asarray(mask)
     return mask.ndim == 2 and np.array_equal(np.arange(mask.shape[1]) < lengths.reshape(-1, 1), mask)
+
+
+def _check_texts(path: Path, y: Any, targets: Path | None) -> None:
+    """Raise where targets are of all texts, of which ``convexformer activations --short drop`` has left some out."""
+    if y is None or not _holds_activations(path):
+        return
+    from convexformer.storage import read_manifest
+
+    manifest = read_manifest(path)
+    n_texts, n_samples = manifest["info"]["n_sentences"], manifest["n_samples"]
+    if n_samples < n_texts and np.shape(y)[:1] == (n_texts,):
+        raise CommandError(
+            f"{targets} holds targets of all {n_texts} texts, of which {path} has {n_samples}; take those of its array "
+            f"index: y[read_array({os.fspath(path)!r}, 'index')], with read_array of convexformer.storage"
+        )
 
 
 def _holds_activations(path: Path) -> bool:

@@ -160,6 +160,22 @@ def test_shards_that_are_left_are_counted_in_words_that_fit_one(command, monkeyp
     assert report["remark"] == "shards that are left to other processes, the last of which finishes: 1"
 
 
+def test_targets_of_all_texts_are_refused_where_some_were_left_out(command, tmp_path, capsys):
+    folder, _ = command("--short", "drop", "--n-tokens", 8)
+    index, y = read_array(folder, "index"), np.arange(20) % 2
+    assert 0 < len(index) < 20
+    np.save(tmp_path / "y.npy", y)
+    call = ["fit", str(folder), "--targets", str(tmp_path / "y.npy"), "--model", str(tmp_path / "model.npz"), "--probe"]
+    assert cli.main(call) == 1
+    message = f"holds targets of all 20 texts, of which {folder} has {len(index)}; take those of its array index"
+    assert message in capsys.readouterr().err
+    np.save(tmp_path / "y.npy", y[index])
+    assert cli.main([*call, "--quiet"]) == 0
+    np.save(tmp_path / "y.npy", y)
+    assert cli.main(["predict", *call[1:-1]]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_a_killed_command_goes_on(bert, texts, command, tmp_path):
     alone, _ = command("--shard-rows", 1)
     options = ["--model", bert, "--layer", 1, "--n-tokens", N_TOKENS, "--batch-size", 3, "--shard-rows", 1]
