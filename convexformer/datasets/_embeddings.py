@@ -333,9 +333,12 @@ def _read_parquet(file: Path, tokens: str | None, labels: str | None) -> tuple[S
                 f"{schema.names}; name the embeddings with tokens="
             )
         name = nested[0] if tokens is None else tokens
-        if not _is_nested(arrow.types, schema.field(name).type):
+        kind = schema.field(name).type
+        if not _is_nested(arrow.types, kind):
+            vectors = _is_list(arrow.types, kind) and arrow.types.is_floating(kind.value_type)
+            remedy = f"; for one vector a sample, give estimators np.stack(pandas.read_parquet(path)[{name!r}])"
             raise ValueError(
-                f"column {name!r} of {file} must hold lists of lists of floats, got {schema.field(name).type}"
+                f"column {name!r} of {file} must hold lists of lists of floats, got {kind}{remedy if vectors else ''}"
             )
         with _undamaged(arrow, file):
             columns = table.read(columns=[name] if labels is None else [name, labels])

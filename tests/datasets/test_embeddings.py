@@ -296,6 +296,14 @@ def test_what_does_not_fit_in_a_table_is_named(write_table, columns, options, me
         load_embeddings(path, **options)
 
 
+def test_columns_of_single_vectors_are_refused_with_what_makes_an_array_of_them(write_table):
+    path = write_table(X=[[1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(ValueError, match=r"for one vector a sample, give estimators np\.stack\(.*\)$") as caught:
+        load_embeddings(path, tokens="X")
+    array = eval(str(caught.value).rpartition("estimators ")[2], {"np": np, "pandas": pd, "path": path})
+    np.testing.assert_array_equal(array, [[1.0, 2.0], [3.0, 4.0]])
+
+
 def test_tokens_of_differing_width_in_other_row_groups_are_refused(tmp_path):
     schema = pa.schema({"X": pa.list_(pa.list_(pa.float32()))})
     with pq.ParquetWriter(tmp_path / "X.parquet", schema) as writer:
