@@ -336,6 +336,10 @@ def _class_weights(
     class_weight: dict | str, classes: NDArray, y: NDArray, sample_weight: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
     """The factor of each class; balanced ones are those of the samples of positive weight alone, zero without such."""
+    if isinstance(class_weight, dict):
+        without = [label for label in classes.tolist() if label not in class_weight]
+        if without and len(classes) - len(without) != len(class_weight):  # scikit-learn would show booleans as integers
+            raise ValueError(f"the classes {without} are not in class_weight")
     if sample_weight is None or isinstance(class_weight, dict):
         return compute_class_weight(class_weight, classes=classes, y=y)
     counted = sample_weight > 0

@@ -1,5 +1,7 @@
 """Targets: codes of classes and labels, and what outputs say of them."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -80,3 +82,12 @@ def test_weights_of_classes_are_those_of_the_samples_that_count(class_weight):
         found.class_weight[[0, 2]] / found.class_weight[0], counted.class_weight / counted.class_weight[0]
     )
     assert (found.class_weight[1] == 0) == (class_weight == "balanced")
+
+
+@pytest.mark.parametrize("labels", [[False, True], ["no", "yes"], [0, 1]])
+def test_classes_without_a_weight_are_named_as_the_labels_are(labels):
+    y = np.array(labels * 3)
+    with pytest.raises(ValueError, match=re.escape(f"cannot be used: the classes {labels} are not in class_weight")):
+        class_targets(y, get_loss("softmax"), {"other": 2.0}, None)
+    found = class_targets(y, get_loss("softmax"), {labels[1]: 2.0}, None).class_weight
+    assert found[1] == 2 * found[0]
