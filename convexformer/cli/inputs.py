@@ -286,13 +286,18 @@ def _arrays_in(path: Path, *names: str) -> dict[str, Any]:
 
 
 def _array_in(path: Path, name: str) -> Any:
-    """An array of numbers or text that a file or folder holds; None where it holds none."""
+    """An array of numbers or text that a file or folder holds; None where it holds none of that name."""
     from convexformer.storage.opening import named_array
 
     if path.suffix == ".npz" and path.is_file():
         return _read_arrays(path, (name,)).get(name)
     found = named_array(os.fspath(path), name)
-    return None if found is None or found.dtype.hasobject else found  # text of HDF5 would be bytes
+    if found is not None and found.dtype.hasobject:  # text of HDF5 would be bytes
+        raise CommandError(
+            f"the array {name!r} of {path} holds text or objects, which are not read from there; store numbers "
+            "without missing values, and labels in an .npy file for --targets: np.save('y.npy', y.astype(str))"
+        )
+    return found
 
 
 def _why_unreadable(path: Path, reason: str, names: tuple[str, ...] | None) -> str:

@@ -254,6 +254,18 @@ def test_targets_are_an_array_of_any_file(name, tmp_path, capsys):
     assert {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
 
 
+@pytest.mark.parametrize("name", ["y", "sample_weight", "lengths"])
+def test_arrays_of_text_or_objects_beside_the_samples_are_not_left_out_without_a_word(name, tmp_path, capsys):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["X"], file["y"] = np.zeros((6, 2, 3)), np.arange(6.0)
+        file.pop(name, None)
+        file[name] = ["1"] * 6
+    call = ["fit", str(tmp_path / "data.h5"), "--model", str(tmp_path / "m.npz"), "--probe"]
+    assert cli.main(call) == 1
+    assert f"the array '{name}' of {tmp_path / 'data.h5'} holds text or objects" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["data.safetensors", "data.h5", "data.zarr", "data", "table"])
 def test_targets_are_read_beside_the_samples(name, regression_file, tmp_path, capsys):
     data = np.load(regression_file)
