@@ -161,13 +161,16 @@ def choose(names: Collection[str], name: str | None, place: str) -> str:
 
 def torch_dtype(dtype: Any, place: str) -> torch.dtype:
     """The precision of stored numbers; ``ValueError`` if they are no floats or integers that torch has."""
+    integers = "; uint8 holds True and False as 1 and 0"
     if isinstance(dtype, torch.dtype):
         if dtype not in CODES:
-            raise ValueError(f"{place} must hold {NUMBERS}, got {str(dtype).removeprefix('torch.')}")
+            hint = integers if dtype is torch.bool else ""
+            raise ValueError(f"{place} must hold {NUMBERS}, got {str(dtype).removeprefix('torch.')}{hint}")
         return dtype
     kind = np.dtype(dtype)
     if kind.kind not in "fiu" or kind.itemsize > 8:
-        hint = "; numpy has no bfloat16: store it as .safetensors" if kind.kind == "V" else ""
+        hints = {"V": "; numpy has no bfloat16: store it as .safetensors", "b": integers}
+        hint = hints.get(kind.kind, "")
         raise ValueError(f"{place} must hold {NUMBERS}, got {kind.name}{hint}")
     if not kind.isnative:
         raise ValueError(

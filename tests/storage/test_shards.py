@@ -263,7 +263,7 @@ def test_files_of_others_are_not_replaced(tmp_path):
     ("arrays", "message"),
     [
         ({"X": X[:3]}, r"array 'X' of shard 'part-00000.safetensors' \(samples 0 to 3\) must have 4 rows, got 3"),
-        ({"X": X[:4] > 0}, "must hold floats of 16, 32 or 64 bits or integers, got bool"),
+        ({"X": X[:4] > 0}, "must hold floats of 16, 32 or 64 bits or integers, got bool; uint8 holds True and False"),
         ({"X": X[:4] + 1j}, "got complex64"),
         ({"X": X[:4], "__metadata__": Y[:4]}, r"text other than '__metadata__', got '__metadata__'"),
         ({"X": X[:4], 0: Y[:4]}, "must have names that are text other than .*, got 0"),

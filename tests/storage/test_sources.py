@@ -497,7 +497,7 @@ def test_orders_of_bytes_and_axes_are_refused(tmp_path):
         (np.ones((2, 3), complex), "got complex128"),
         (np.full((2, 3), "a"), "got str"),
         (np.full((2, 3), "2020-01-01", "datetime64[D]"), r"got datetime64\[D\]"),
-        (np.ones((2, 3), bool), "got bool"),
+        (np.ones((2, 3), bool), "got bool; uint8 holds True and False as 1 and 0"),
         (np.ones((2, 3), np.longdouble), "got (float128|longdouble|float96)"),
         (np.zeros((2, 3), "V2"), "numpy has no bfloat16: store it as .safetensors"),
         (np.array([[1, None]], object), "holds Python objects, which are not read"),
