@@ -113,8 +113,10 @@ def check_tensor(name: str, value: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """What messages call a value; of a class also what makes an object of it, as that is often meant."""
-    return f"the class {value.__name__}; is {value.__name__}() meant?" if isinstance(value, type) else repr(value)
+    """What messages call a value; of a class not of Python also what makes an object of it, as that is often meant."""
+    if not isinstance(value, type):
+        return repr(value)
+    return f"the class {value.__name__}" + f"; is {value.__name__}() meant?" * (value.__module__ != "builtins")
 
 
 def check_kind(name: str, value: Any, kind: type, example: str) -> None:

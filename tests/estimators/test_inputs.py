@@ -1141,6 +1141,11 @@ def test_a_class_in_place_of_an_object_is_told_from_one(make, parameters):
         make(**parameters).fit(X, X if make is ConvexSequenceRegressor else y)
 
 
+def test_no_object_of_a_class_of_python_is_meant():
+    with pytest.raises(ValueError, match=r"loss must be .* or a Loss instance, got the class int$"):
+        ConvexAttentionRegressor(loss=int).fit(X, y)
+
+
 def test_scores_of_one_class_are_told_which_labels_there_are():
     labels = np.where(y > np.median(y), "yes", "no")
     with pytest.raises(
