@@ -15,7 +15,7 @@ from torch import Tensor
 
 from convexformer.validation import as_tensor, is_integer
 from convexformer_solvers.io.npz import parsed, replacing
-from convexformer_solvers.validation import check_counts
+from convexformer_solvers.validation import check_counts, shown
 
 from .files import RESERVED, checked, encode_header, extent, layout, read_header, torch_dtype
 from .manifest import FORMAT, MANIFEST, VERSION
@@ -87,6 +87,8 @@ class ShardWriter:
             raise ValueError(
                 f"worker must be an integer from 0 to workers - 1 = {workers - 1}, got {worker!r}{of_variable}"
             )
+        if not isinstance(default, str):
+            raise TypeError(f"default must be the name of an array, got {shown(default)}")
         n_samples, shard_rows = int(n_samples), int(shard_rows)  # JSON has no integers of numpy
         self.folder = Path(folder)
         self.n_samples, self.shard_rows, self.n_shards = n_samples, shard_rows, -(-n_samples // shard_rows)

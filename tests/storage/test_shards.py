@@ -275,6 +275,13 @@ def test_wrong_arrays_are_named(arrays, message, tmp_path):
         ShardWriter(tmp_path, N, ROWS).write(0, arrays)
 
 
+@pytest.mark.parametrize("default", [5, {1}])
+def test_a_default_that_is_no_name_is_told_from_wrong_info(default, tmp_path):
+    with pytest.raises(TypeError, match=f"default must be the name of an array, got {default}"):
+        ShardWriter(tmp_path / "shards", N, ROWS, default=default)
+    assert not (tmp_path / "shards").exists()
+
+
 def test_shards_must_agree(tmp_path):
     with pytest.raises(
         ValueError, match=r"'part-00000.safetensors' has .*\[3, 2\].*'part-00002.safetensors' has .*2, 2"
