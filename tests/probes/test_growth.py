@@ -10,6 +10,7 @@ from convexformer import ConvexProbeRegressor
 from convexformer.nn import MeanWeights
 from convexformer.preprocessing import MeanPooling, QueryPooling, TokenGates
 from convexformer.probes import Generation
+from convexformer.probes.generate import find_weightings
 from convexformer.solvers import SolverInterrupted
 from convexformer_solvers.io.npz import read_archive, write_archive
 
@@ -49,6 +50,28 @@ def test_a_fit_that_was_interrupted_finds_what_it_would_have_found(standardize, 
     theirs = arrays_of(wanted)
     for name, array in arrays_of(again).items():
         np.testing.assert_allclose(array, theirs[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_an_interrupt_of_a_search_says_what_there_is_and_how_to_go_on(is_kept, tmp_path, monkeypatch):
+    searches = []
+
+    def interrupted(*arguments):
+        searches.append(arguments)
+        if len(searches) == 4:  # the second of the second round
+            raise KeyboardInterrupt
+        return find_weightings(*arguments)
+
+    monkeypatch.setattr("convexformer.estimators.probe.base.find_weightings", interrupted)
+    file = tmp_path / "fit.npz" if is_kept else None
+    model = ConvexProbeRegressor(0.003, generate=Generation(8, per_round=2), dictionary=MeanPooling(), random_state=0)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        model.fit(SAMPLES, Y, resume=file)
+    said = "interrupted in the search for weightings of round 2; the estimator has the certified solution so far"
+    assert str(caught.value) == said + (f"; repeat the call with resume={str(file)!r} to continue" if is_kept else "")
+    assert model.generation_.end.startswith("interrupted")
+    assert model.predict(SAMPLES).shape == Y.shape
+    assert len(model.fit(SAMPLES, Y, resume=file).generation_.rounds) == 4
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber"])

@@ -172,7 +172,14 @@ class ConvexProbeBase(ConvexAttentionBase):
                 end = GenerationStop.STOPPED
                 break
             n_before, certificate = problem.pooler.n_weightings, self.certificate_
-            problem, violation = self._extended(problem, generation, left, stream)
+            try:
+                problem, violation = self._extended(problem, generation, left, stream)
+            except KeyboardInterrupt as interruption:
+                how = "" if file is None else f"; repeat the call with resume={str(file.path)!r} to continue"
+                raise KeyboardInterrupt(
+                    f"interrupted in the search for weightings of round {len(rounds) + 1}; the estimator has the "
+                    f"certified solution so far{how}"
+                ) from interruption
             n_added = problem.pooler.n_weightings - n_before
             rounds.append(WeightingRound(n_before, certificate.primal, certificate.dual, violation, n_added))
             if n_added == 0:
