@@ -17,6 +17,7 @@ from convexformer.targets import Targets
 from convexformer.unfolded import DescentReport, UnfoldedNetwork, descent_report
 from convexformer.unfolded.networks import POOLINGS
 from convexformer.validation import (
+    all_finite,
     as_tensor,
     check_flag,
     check_one_of,
@@ -203,7 +204,7 @@ class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
         """Raw outputs, shape ``(N, c)``."""
         tokens = self._new_tokens(X)
         with torch.no_grad():
-            return torch.cat([self.network_(part) for part in _batches(tokens, self.batch_size)])
+            return _of_finite(torch.cat([self.network_(part) for part in _batches(tokens, self.batch_size)]))
 
     def _saved_state(self) -> SavedState:
         header, arrays = super()._saved_state()
@@ -248,7 +249,14 @@ def _batches(tokens: Tensor, batch_size: int | None) -> tuple[Tensor, ...]:
 @torch.no_grad()
 def _features(samples: NetworkSamples, network: UnfoldedNetwork, batch_size: int | None) -> DenseMap:
     """What the readout sees."""
-    return DenseMap(torch.cat([network.features(part) for part in _batches(samples.tokens, batch_size)]))
+    return DenseMap(_of_finite(torch.cat([network.features(part) for part in _batches(samples.tokens, batch_size)])))
+
+
+def _of_finite(values: Tensor) -> Tensor:
+    """What layers make of finite samples; ``ValueError`` where it is not finite, too."""
+    if not all_finite(values):
+        raise ValueError("X is too large for the tokens of all layers to be finite; scale the features to about one")
+    return values
 
 
 @torch.no_grad()

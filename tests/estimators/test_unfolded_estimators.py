@@ -172,6 +172,16 @@ def test_bad_parameters(parameters, message):
         UnfoldedTransformerRegressor(**QUICK | parameters).fit(X, Y)
 
 
+def test_samples_that_are_too_large_for_the_layers_are_named():
+    model = UnfoldedTransformerRegressor(**QUICK).fit(X, Y)
+    message = "X is too large for the tokens of all layers to be finite; scale the features"
+    with pytest.raises(ValueError, match=message):
+        model.predict(1e200 * X)
+    with pytest.warns(RuntimeWarning, match="training diverged"), pytest.raises(ValueError, match=message):
+        model.fit(1e200 * X, Y)
+    assert np.isfinite(model.predict(X)).all()
+
+
 def test_a_path_is_read_into_memory(tmp_path):
     np.save(tmp_path / "X.npy", X)
     path = str(tmp_path / "X.npy")
