@@ -86,6 +86,11 @@ def test_the_better_learning_rate_wins_with_equal_steps(make):
     assert history.total_seconds > history.seconds[-1]
 
 
+def test_learning_rates_may_be_integers_beyond_64_bits():
+    history = train(NETWORKS["convex"](), *data(), alpha=0.05, lr=[1e-2, 10**30], n_steps=3)
+    assert [trial.lr for trial in history.trials] == [1e-2, 1e30]
+
+
 def test_validation_decides_where_there_is_some():
     # Held out is the negative of the truth, so that the run which learns least is best there.
     (X, y), network = data(), NETWORKS["convex"]()

@@ -24,7 +24,7 @@ from convexformer.nn.modules.base import (
 )
 from convexformer.validation import check_finite, check_flag
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
-from convexformer_solvers.validation import warn_caller
+from convexformer_solvers.validation import is_real, warn_caller
 
 from .history import TrainingHistory, TrainingInterrupted
 from .trial import Data, Settings, Trial, load_weights, weights_of
@@ -251,6 +251,8 @@ def _grid(name: str, values: float | Sequence[float]) -> list[float]:
         array = np.atleast_1d(np.asarray(values))
     except ValueError as error:  # of sequences of several lengths
         raise ValueError(f"{name} must be a number or a sequence of them, got {values!r}") from error
+    if array.dtype == object and all(map(is_real, array.flat)):
+        array = array.astype(float)  # of integers beyond 64 bits
     is_row = array.dtype.kind in "fiu" and array.ndim == 1 and array.size > 0
     if not (is_row and ((array >= 0) & (array < math.inf)).all()):
         raise ValueError(f"{name} must be a non-negative number or a non-empty sequence of them, got {values!r}")
