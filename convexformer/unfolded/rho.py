@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ class Logarithm(Rho):
     Raises
     ------
     ValueError
-        If `shift` is not positive and finite.
+        If `shift` is not positive and finite, or too small for the precision of the tokens.
 
     Examples
     --------
@@ -99,6 +100,9 @@ class Logarithm(Rho):
         return torch.log(z + self.shift)
 
     def derivative(self, z: Tensor) -> Tensor:
+        least = math.sqrt(torch.finfo(z.dtype).tiny)  # as the slope of this is the square of it, at a token's own z = 0
+        if self.shift < least:
+            raise ValueError(f"shift must be at least {least:.2g} for tokens of {z.dtype}, got {self.shift!r}")
         return 1 / (z + self.shift)
 
 

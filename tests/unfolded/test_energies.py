@@ -347,6 +347,16 @@ def test_what_is_no_function_is_refused():
         Logarithm(-1.0)
 
 
+def test_a_shift_whose_attention_would_not_be_finite_is_refused():
+    tokens, energy = draw(0, 4, 3), InteractionEnergy(Logarithm(1e-40))
+    assert energy.weights(tokens).isfinite().all()
+    with pytest.raises(ValueError, match=r"shift must be at least 1\.1e-19 for tokens of torch\.float32, got 1e-40"):
+        energy.weights(tokens.float())
+    z = torch.zeros((), requires_grad=True)
+    Logarithm(1.1e-19).derivative(z).backward()
+    assert z.grad.isfinite()
+
+
 def test_graphs_are_undirected():
     causal = torch.ones(3, 3).tril().bool()
     with pytest.raises(ValueError, match="causal or otherwise directed mask has no such energy"):
