@@ -405,11 +405,16 @@ def _mixes_text(labels: Iterable[Any]) -> bool:
     return len({isinstance(label, str) for label in labels}) > 1
 
 
+_SEVERAL = "several labels per sample are a matrix of 0 and 1, and one label has shape (n_samples,)"
+
+
 def check_label_target(y: Any) -> NDArray:
     """Check targets of a classification: one label per sample."""
     mixed = isinstance(y, (list, tuple)) and _mixes_text(y)  # an array of these makes all of them text
-    with naming("y"):
+    with naming("y", f"; {_SEVERAL}"):
         y = column_or_1d(given(y), warn=True)
+    if y.dtype.hasobject and any(isinstance(label, (list, tuple, set, np.ndarray)) for label in y):
+        raise ValueError(f"y must hold one label in each cell, got sequences; {_SEVERAL}")
     if y.dtype.kind == "T":
         raise ValueError(f"y must hold text of a dtype that scikit-learn has, got {y.dtype}; give y.astype(object)")
     if y.dtype.kind in "mM" and np.isnat(y).any():
@@ -441,12 +446,11 @@ def check_indicators(y: Any) -> NDArray[np.float64]:
     y = given(y)
     _refuse_sparse(y, "y")
     refuse_dates(y, "y")
-    several = "several labels per sample are a matrix of 0 and 1, and one label has shape (n_samples,)"
-    with naming("y", f"; {several}"):
+    with naming("y", f"; {_SEVERAL}"):
         y = check_array(y, dtype=np.float64, input_name="y")
     others = y[(y != 0) & (y != 1)]
     if others.size:
-        raise ValueError(f"y of shape {y.shape} must hold 0 and 1 alone, got {np.unique(others)[:5]}; {several}")
+        raise ValueError(f"y of shape {y.shape} must hold 0 and 1 alone, got {np.unique(others)[:5]}; {_SEVERAL}")
     return y
 
 
@@ -511,8 +515,7 @@ def check_stream(random_state: Any) -> np.random.RandomState:
 
 # What is said in place of a message that begins like a pattern, whose dot is no line feed: the first that does.
 _SAID = {
-    ".*setting an array element with a sequence": "{name} must hold one number in each cell, got sequences; tokens of "
-    "several features are an array of shape (n_samples, n_tokens, n_features)",
+    ".*setting an array element with a sequence": "{name} must hold one number in each cell, got sequences{cells}",
     ".*Complex data not supported": "Complex data not supported: {name} must hold real numbers",
     "Input contains NaN": "Input {name} contains NaN",
     # of None, too; there is nothing to reshape
@@ -532,8 +535,9 @@ def naming(name: str, hint: str = "") -> Iterator[None]:
         said = next((said for pattern, said in _SAID.items() if re.match(pattern, str(error))), None)
         if said is None:
             raise
-        text = str(error).partition("\n")[0]
-        raise ValueError(said.format(name=name, hint=hint, error=error, text=text)) from error
+        text, tokens = str(error).partition("\n")[0], "an array of shape (n_samples, n_tokens, n_features)"
+        cells = f"; tokens of several features are {tokens}" if name == "X" else hint
+        raise ValueError(said.format(name=name, hint=hint, error=error, text=text, cells=cells)) from error
     except OverflowError as error:
         raise ValueError(f"{name} must hold numbers that float64 has: {error}") from error
     except TypeError as error:

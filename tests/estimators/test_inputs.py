@@ -1223,6 +1223,15 @@ def test_data_of_probes_that_hold_no_numbers_are_named(bad, message):
         ConvexProbeRegressor().fit(bad, y)
 
 
+@pytest.mark.parametrize(
+    "labels", [[[0], [1, 2]] * 10, pd.Series([[0], [1, 2]] * 10), pd.Series([(0, 1)] * 20), [{0}, {1, 2}] * 10]
+)
+def test_sequences_of_labels_are_answered_by_the_matrix_that_is_taken(labels):
+    message = "y must hold one (number|label) in each cell, got sequences; several labels per sample are a matrix of 0"
+    with pytest.raises(ValueError, match=message):
+        ConvexProbeClassifier().fit(X, labels)
+
+
 def test_unknown_losses_are_answered_by_those_that_suit():
     with pytest.raises(ValueError, match=r"loss must be one of \['huber', 'poisson', 'softmax', 'squared'\] or a Loss"):
         ConvexAttentionRegressor(loss="mse").fit(X, y)
