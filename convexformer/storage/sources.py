@@ -147,7 +147,8 @@ def _numbers(values: Any) -> NDArray:
             return values.to_numpy(zero_copy_only=False).reshape(shape)
         lengths = np.unique(values.value_lengths().to_numpy(zero_copy_only=False))
         if len(lengths) != 1:
-            raise ValueError(f"got lengths {lengths.tolist()}")
+            remedy = "; a probe takes samples of several lengths in memory, dataset['X'][:]" if len(shape) == 1 else ""
+            raise ValueError(f"got lengths {lengths.tolist()}{remedy}")
         shape.append(int(lengths[0]))
         values = values.flatten()
 
