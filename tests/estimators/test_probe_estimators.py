@@ -678,6 +678,15 @@ def test_module_exports_for_any_number_of_samples_and_tokens(part):
     torch.testing.assert_close(again(array, mask), network(array, mask))
 
 
+def test_vectors_are_samples_of_one_token_to_a_module():
+    vectors = torch.as_tensor(np.random.default_rng(0).normal(size=(40, 3)))
+    model = regressor(dictionary="auto").fit(vectors, vectors[:, 0])
+    network = model.to_torch()
+    with pytest.raises(ValueError, match=r"got \(40, 3\); tokens\[:, None\] makes each row a sample of one token"):
+        network(vectors)
+    np.testing.assert_allclose(network(vectors[:, None])[:, 0].detach(), model.predict(vectors), atol=1e-12)
+
+
 def test_samples_without_a_real_token_have_the_bias_as_their_scores_in_modules():
     parts = [*SMALL, MaxPooling(), RelativePositions([0]), RelativePositions([-1], "end")]
     network = regressor(dictionary=[*parts, RelativePositions([0], "marked", mark=1)], tol=1e-3).fit(SAMPLES, Y)

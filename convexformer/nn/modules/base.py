@@ -92,7 +92,9 @@ def check_tokens_for(parameter: Tensor, tokens: Tensor, n_tokens: int | None, n_
     check_like(parameter, tokens, "tokens")
     if tokens.ndim != 3 or tokens.shape[2] != n_features or n_tokens not in (None, tokens.shape[1]):
         wanted = f"(n_samples, {'n_tokens' if n_tokens is None else n_tokens}, {n_features})"
-        raise ValueError(f"tokens must have shape {wanted}, got {tuple(tokens.shape)}")
+        single = n_tokens is None and tokens.shape[1:] == (n_features,)
+        remedy = "; tokens[:, None] makes each row a sample of one token" if single else ""
+        raise ValueError(f"tokens must have shape {wanted}, got {tuple(tokens.shape)}{remedy}")
 
 
 def as_arguments(**values: object) -> str:
