@@ -225,7 +225,7 @@ def _sequences(array: NDArray, described: dict[str, NDArray], file: Path) -> Seq
     if not described:
         raise ValueError(
             f"{file} has an array of shape {array.shape}, so it must have an entry 'lengths' or 'offsets' that says "
-            "which rows belong to which sequence"
+            "which rows belong to which sequence; for one vector a sample, give estimators the array itself"
         )
     ends = _ends(described, len(array), file)
     return np.split(array, ends[:-1]) if len(ends) else []

@@ -198,7 +198,11 @@ def test_files_with_any_byte_damaged_are_named_or_read(tmp_path, write_file):
         ({"X": Y}, {"tokens": "X"}, r"must hold floats in shape .*, got int64 in shape \(4,\)"),
         ({"X": PADDED.astype(int)}, {"tokens": "X"}, "must hold floats in shape .*, got int64"),
         ({"X": PADDED, "y": Y[:3]}, {"labels": "y"}, r"labels='y' must have one row for each of 4 .*, got \(3,\)"),
-        ({"X": FLAT}, {}, r"shape \(10, 5\), so it must have an entry 'lengths' or 'offsets'"),
+        (
+            {"X": FLAT},
+            {},
+            r"shape \(10, 5\), .* entry 'lengths' or 'offsets' .* one vector a sample, give estimators the array",
+        ),
         ({"X": FLAT, "lengths": [3, 1, 4]}, {}, "sum is the number of rows, 10, got a sum of 8"),
         ({"X": FLAT, "lengths": [11, -1]}, {}, "must hold positive integers whose sum"),
         ({"X": FLAT, "lengths": [4, 0, 6]}, {}, "sequence 1 has no tokens; leave it out of the file"),
