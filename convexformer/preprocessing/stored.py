@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from convexformer.storage import open_source
-from convexformer.storage.opening import array_of
+from convexformer.storage.opening import array_of, named_array, without_name
 from convexformer.storage.sources import n_dims
 from convexformer.validation import as_tensor, mask_of
 from convexformer_solvers import Source, Traffic
+from convexformer_solvers.validation import warn_caller
 
 from .sequences import PaddedSequences, TokenSequences, working_precision
 
@@ -117,8 +119,27 @@ def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | Non
         )
     index = torch.arange(source.shape[0])[part or slice(None)]
     if not pair:
+        _tell_unread(X, source)
         return StoredSequences(source, index=index)
     real = as_tensor(real_tokens(X), name="X[1]")
     if real.ndim > 0 and len(real) == source.shape[0]:
         real = real[index]
     return StoredSequences(source, mask_of(real, len(index), source.shape[1], torch.device("cpu")), index)
+
+
+def _tell_unread(X: Any, source: Source) -> None:
+    """Warn of lengths, or of a mask, beside samples of which some tokens then count that are not real."""
+    if not isinstance(X, (str, os.PathLike)) or n_dims(source) == 2:
+        return
+    path, (n_samples, n_tokens, _) = without_name(os.fspath(X))[0], source.shape
+    for name, least, shape in (("lengths", n_tokens, (n_samples,)), ("mask", 1, (n_samples, n_tokens))):
+        try:
+            found = named_array(path, name)
+        except ValueError:  # of what cannot be read, and so is no array of numbers
+            continue
+        if found is not None and found.shape == shape and found.dtype.kind in "biuf" and (found < least).any():
+            warn_caller(
+                f"X={os.fspath(X)!r} stands for tokens alone, and all of them count as real; for those of the {name} "
+                f"beside them give a pair as X, ({os.fspath(X)!r}, {f'{path}:{name}'!r})",
+                UserWarning,
+            )

@@ -101,14 +101,14 @@ def open_source(X: Any) -> Source | None:
     return None
 
 
-def _without_name(path: str) -> tuple[str, str | None]:
+def without_name(path: str) -> tuple[str, str | None]:
     """A path, and the name of an array behind it after a colon."""
     file, _, name = path.rpartition(":")
     return (file, name) if not os.path.exists(path) and os.path.exists(file) else (path, None)
 
 
 def _open_path(path: str) -> Source:
-    path, name = _without_name(path)
+    path, name = without_name(path)
     place = f"X={path!r}"
     kind = Path(path).suffix
     if not os.path.exists(path):
@@ -156,7 +156,7 @@ def _is_shard(file: str) -> bool:
 
 def would_be_shard(file: Path, path: Path) -> bool:
     """Whether a file, once written, is read among the shards of the folder of a path, which no manifest lists."""
-    folder = Path(_without_name(os.fspath(path))[0])
+    folder = Path(without_name(os.fspath(path))[0])
     is_listed = folder.suffix == ".zarr" or any((folder / name).exists() for name in (MANIFEST, "dataset_info.json"))
     is_read = _is_shard(file.name) and folder.is_dir() and not is_listed
     return is_read and file.absolute().parent.resolve() == folder.resolve()
@@ -199,7 +199,7 @@ def array_of(values: Any, argument: str, name: str | None = None) -> Any:
     """The whole array that a path names after a colon, by default `name` or `argument`; anything else as it is."""
     if not isinstance(values, (str, os.PathLike)):
         return values
-    path, after_colon = _without_name(os.fspath(values))
+    path, after_colon = without_name(os.fspath(values))
     place, name, kind = f"{argument}={os.fspath(values)!r}", after_colon or name or argument, Path(path).suffix
     if not os.path.exists(path):
         of = f"{argument} must hold a number per sample, or a label, or be the path of an array"

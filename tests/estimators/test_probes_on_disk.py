@@ -1,6 +1,7 @@
 """Probes of tokens on a disk: those of the same tokens in memory."""
 
 import functools
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from convexformer import (
     ConvexProbeRegressor,
 )
 from convexformer.nn import AttentiveProbe
-from convexformer.preprocessing import PrototypePooling, QueryPooling
+from convexformer.preprocessing import MeanPooling, PrototypePooling, QueryPooling
 from convexformer.preprocessing.sequences import CONFIG
 from convexformer.preprocessing.stored import stored_sequences
 from convexformer.probes import refit_probe
@@ -134,6 +135,39 @@ def test_tokens_of_one_feature_are_those_in_memory(place, pair, data, tmp_path, 
     given, where = ((X, lengths), (where, lengths)) if pair else (X, where)
     wanted = of_one_feature(pair)
     same(clone(wanted).fit(where, y), wanted, given, where)
+
+
+@pytest.mark.parametrize("name", ["lengths", "mask"])
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_lengths_beside_tokens_that_are_not_asked_for_are_told(name, kind, data, tmp_path):
+    X, lengths, y = data
+    real = {"lengths": lengths, "mask": (np.arange(LONGEST) < lengths[:, None]).astype(np.uint8)}[name]
+    model, place = clone(PROBES["regressor"]).set_params(dictionary=MeanPooling()), str(tmp_path / f"data.{kind}")
+
+    def write(values):
+        if kind == "npz":
+            np.savez(place, X=X, y=y, **{name: values})
+        else:
+            shutil.rmtree(place, ignore_errors=True)
+            write_shards(place, lambda rows: {"X": X[rows], "y": y[rows], name: values[rows]}, N, shard_rows=20)
+
+    write(real)
+    for given in (place, f"{place}:X"):
+        with pytest.warns(UserWarning, match=f"all of them count as real; for those of the {name}") as caught:
+            model.fit(given, place)
+        assert [warning.filename for warning in caught] == [__file__]
+        # The pair that it names is taken, without a warning.
+        pair = eval(str(caught[0].message).rpartition("a pair as X, ")[2])
+        np.testing.assert_array_equal(model.fit(pair, place).coef_, clone(model).fit((X, real), y).coef_)
+    write(np.full_like(real, LONGEST if name == "lengths" else 1))
+    model.fit(place, place)
+
+
+@pytest.mark.parametrize("lengths", [np.full(N, "a"), np.full(N, None), np.ones(3)], ids=["text", "objects", "three"])
+def test_other_arrays_of_that_name_are_no_lengths(lengths, data, tmp_path):
+    np.savez(tmp_path / "data.npz", X=data[0], y=data[2], lengths=lengths)
+    path = str(tmp_path / "data.npz")
+    ConvexProbeRegressor(alpha=0.05, dictionary=MeanPooling()).fit(path, path)
 
 
 @pytest.fixture(scope="module")
