@@ -709,8 +709,9 @@ def test_masks_of_another_kind_are_named(change):
     array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))
     network = regressor().fit(SAMPLES, Y).to_torch()
     for module in (network, AttentiveProbe(4, 1).double()):
-        with pytest.raises(ValueError, match=r"mask must be torch.bool of shape .*; mask.bool\(\) makes one"):
+        with pytest.raises(ValueError, match=r"mask must be torch.bool of shape .*; mask.bool\(\) makes one") as caught:
             module(array, change(mask))
+        assert "torch.arange(n_tokens) < lengths[:, None] one of lengths" in str(caught.value)
         with pytest.raises(TypeError, match="mask must be a torch tensor, got ndarray"):
             module(array, mask.numpy())
 

@@ -177,7 +177,8 @@ def check_mask(mask: Tensor) -> None:
     if mask.dtype != torch.bool or mask.ndim != 2:
         raise ValueError(
             f"mask must be torch.bool of shape (n_samples, n_tokens), True where a token is real, got {mask.dtype} of "
-            f"shape {tuple(mask.shape)}; mask.bool() makes one of zeros and ones"
+            f"shape {tuple(mask.shape)}; mask.bool() makes one of zeros and ones, and torch.arange(n_tokens) < "
+            "lengths[:, None] one of lengths"
         )
 
 
