@@ -687,21 +687,30 @@ def test_vectors_are_samples_of_one_token_to_a_module():
     np.testing.assert_allclose(network(vectors[:, None])[:, 0].detach(), model.predict(vectors), atol=1e-12)
 
 
-def test_samples_without_a_real_token_have_the_bias_as_their_scores_in_modules():
-    parts = [*SMALL, MaxPooling(), RelativePositions([0]), RelativePositions([-1], "end")]
-    network = regressor(dictionary=[*parts, RelativePositions([0], "marked", mark=1)], tol=1e-3).fit(SAMPLES, Y)
-    network = network.to_torch()
+@pytest.mark.parametrize("kind", ["probe", "attentive", "unbiased"])
+def test_samples_without_a_real_token_have_the_bias_as_their_scores_in_modules(kind):
+    if kind == "probe":
+        parts = [*SMALL, MaxPooling(), RelativePositions([0]), RelativePositions([-1], "end")]
+        probe = regressor(dictionary=[*parts, RelativePositions([0], "marked", mark=1)], tol=1e-3).fit(SAMPLES, Y)
+        network = probe.to_torch()
+    else:
+        network = AttentiveProbe(4, 1, n_queries=4, bias=kind == "attentive").double()
+    if kind == "attentive":
+        torch.nn.init.ones_(network.bias)
     array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES[:3]))
     real = torch.where(torch.tensor([True, False, True])[:, None], mask, False)
     array.requires_grad_()
     for form in (network, torch.export.export(network, (array, mask)).module()):
         scores = form(array, real)
-        assert scores[1] == network.bias
+        assert scores[1] == (0.0 if network.bias is None else network.bias)
         torch.testing.assert_close(scores[::2], network(array[::2], mask[::2]))
         (gradient,) = torch.autograd.grad(scores.sum(), array)
         assert gradient.isfinite().all()
         assert not gradient[1].any()
-    assert not network.contributions(array, real)[1].any()
+    if kind == "probe":
+        assert not network.contributions(array, real)[1].any()
+    else:
+        torch.testing.assert_close(network.attention(array, real).sum(-1), array.new_ones(3, 4))
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.long, torch.Tensor.float, lambda mask: mask.sum(1)])

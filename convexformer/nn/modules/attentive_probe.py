@@ -90,13 +90,14 @@ class AttentiveProbe(AttentionNetwork):
         tokens : Tensor of shape (N, n, d)
             The samples.
         mask : Tensor of bool of shape (N, n), optional
-            Which tokens are real, at least one of each sample. Default: all.
+            Which tokens are real. Default: all.
 
         Returns
         -------
         Tensor of shape (N, n_queries, n)
+            Those of a sample without a real token are equal.
         """
-        return self._weights(_real(tokens, mask), mask)
+        return self._weights(*_real(tokens, mask))
 
     def _weights(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         scores = self.queries @ tokens.mT / self.temperature
@@ -112,13 +113,14 @@ class AttentiveProbe(AttentionNetwork):
         tokens : Tensor of shape (N, n, d)
             The samples.
         mask : Tensor of bool of shape (N, n), optional
-            Which tokens are real, at least one of each sample, as one without may give nan. Default: all.
+            Which tokens are real. Default: all.
 
         Returns
         -------
         Tensor of shape (N, c)
+            The bias, or zero, for a sample without a real token, which ``train`` refuses.
         """
-        tokens = _real(tokens, mask)
+        tokens, mask = _real(tokens, mask)
         pooled = self._weights(tokens, mask) @ tokens  # (N, h, d)
         pred = torch.einsum("ihd,hdc->ic", pooled, self.coef())
         return pred if self.bias is None else pred + self.bias
@@ -271,12 +273,12 @@ class AttentiveProbe(AttentionNetwork):
         return cls.from_coef(queries, coef, bias, temperature=math.sqrt(projections.shape[2]))
 
 
-def _real(tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """Tokens with zeros where none is real, whatever is there."""
+def _real(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Tokens, zero where none is real, and which to weigh: all of a sample without a real one, whose shares are nan."""
     if mask is None:
-        return tokens
+        return tokens, None
     check_mask(mask)
-    return tokens.masked_fill(~mask[..., None], 0.0)
+    return tokens.masked_fill(~mask[..., None], 0.0), mask | ~mask.any(1, keepdim=True)
 
 
 def attentive_reading(module: Any) -> AttentiveProbe:
