@@ -337,10 +337,13 @@ def _class_weights(
 ) -> NDArray[np.float64]:
     """The factor of each class; balanced ones are those of the samples of positive weight alone, zero without such."""
     if isinstance(class_weight, dict):
-        without = [label for label in classes.tolist() if label not in class_weight]
-        if without and len(classes) - len(without) != len(class_weight):  # scikit-learn would show booleans as integers
-            raise ValueError(f"the classes {without} are not in class_weight")
-    if sample_weight is None or isinstance(class_weight, dict):
+        try:
+            return compute_class_weight(class_weight, classes=classes, y=y)
+        except ValueError as error:  # which shows booleans as integers
+            if without := [label for label in classes.tolist() if label not in class_weight]:
+                raise ValueError(f"the classes {without} are not in class_weight") from error
+            raise
+    if sample_weight is None:
         return compute_class_weight(class_weight, classes=classes, y=y)
     counted = sample_weight > 0
     present = np.unique(y[counted])

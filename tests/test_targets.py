@@ -91,3 +91,8 @@ def test_classes_without_a_weight_are_named_as_the_labels_are(labels):
         class_targets(y, get_loss("softmax"), {"other": 2.0}, None)
     found = class_targets(y, get_loss("softmax"), {labels[1]: 2.0}, None).class_weight
     assert found[1] == 2 * found[0]
+
+
+def test_text_of_numbers_may_have_the_weights_of_these_numbers():
+    found = class_targets(np.array(["0", "1"] * 3), get_loss("softmax"), {0: 1.0, 1: 2.0}, None).class_weight
+    assert found[1] == 2 * found[0]
