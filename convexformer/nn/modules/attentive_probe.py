@@ -13,7 +13,7 @@ from convexformer.validation import as_floats, as_tensor, check_flag, check_posi
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
-from .base import AttentionNetwork, as_arguments, check_mask, normal_draws
+from .base import AttentionNetwork, as_arguments, masked, normal_draws
 
 
 class AttentiveProbe(AttentionNetwork):
@@ -274,11 +274,8 @@ class AttentiveProbe(AttentionNetwork):
 
 
 def _real(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Tokens, zero where none is real, and which to weigh: all of a sample without a real one, whose shares are nan."""
-    if mask is None:
-        return tokens, None
-    check_mask(mask)
-    return tokens.masked_fill(~mask[..., None], 0.0), mask | ~mask.any(1, keepdim=True)
+    """What ``masked`` gives; tokens as they are without a mask."""
+    return (tokens, None) if mask is None else masked(tokens, mask)
 
 
 def attentive_reading(module: Any) -> AttentiveProbe:

@@ -182,6 +182,12 @@ def check_mask(mask: Tensor) -> None:
         )
 
 
+def masked(tokens: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens, zero where none is real, and which to weigh: all of a sample without a real one, whose shares are nan."""
+    check_mask(mask)
+    return tokens.masked_fill(~mask[..., None], 0.0), mask | ~mask.any(1, keepdim=True)
+
+
 class GatedModule(nn.Module):
     """A module whose ``state_dict`` holds its gates, in float64 whatever the precision of the weights.
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from convexformer.optional import required
 from convexformer.validation import as_tensor, check_finite
 
-from .base import check_mask, check_tokens_for
+from .base import check_tokens_for, masked
 from .token_weights import TOKEN_WEIGHTS, JoinedWeights, TokenWeights
 
 _FILE, _CONFIG = "model.safetensors", "config.json"
@@ -134,9 +134,7 @@ class TokenPooler(nn.Module):
         """Standardised tokens, zero where none is, and their mask; a sample without tokens has these as its own."""
         if mask is None:
             mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
-        check_mask(mask)
-        tokens = self.standardized(tokens).masked_fill(~mask[..., None], 0.0)
-        return tokens, mask | ~mask.any(1, keepdim=True)  # no token would have nan as its share, and as its gradient
+        return masked(self.standardized(tokens), mask)
 
     def extended(self, parts: Sequence[TokenWeights], factors: Tensor | None) -> TokenPooler:
         """The dictionary with further weightings, behind those that there are, and their factors."""
