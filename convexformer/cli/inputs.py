@@ -236,7 +236,7 @@ def samples_of(arrays: dict[str, Any], path: Path, targets: Path | None, is_prob
     _check_texts(file_of(path), arrays.get("y"), targets)
     for name in _REAL:
         place, found = file_of(path), None
-        if is_probe or not _holds_activations(place):  # which are zero beyond their lengths
+        if is_probe or _activations(place) is None:  # which are zero beyond their lengths
             found = _array_in(place, name)
         if found is None and (found := arrays.get(name)) is not None:
             place = file_of(targets or path)
@@ -259,11 +259,9 @@ def _is_mask_of(lengths: Any, mask: Any) -> bool:
 
 def _check_texts(path: Path, y: Any, targets: Path | None) -> None:
     """Raise where targets are of all texts, of which ``convexformer activations --short drop`` has left some out."""
-    if y is None or not _holds_activations(path):
+    manifest = None if y is None else _activations(path)
+    if manifest is None:
         return
-    from convexformer.storage import read_manifest
-
-    manifest = read_manifest(path)
     n_texts, n_samples = manifest["info"]["n_sentences"], manifest["n_samples"]
     if n_samples < n_texts and np.shape(y)[:1] == (n_texts,):
         raise CommandError(
@@ -272,12 +270,13 @@ def _check_texts(path: Path, y: Any, targets: Path | None) -> None:
         )
 
 
-def _holds_activations(path: Path) -> bool:
-    """Whether a path is a folder that ``convexformer activations`` has written."""
+def _activations(path: Path) -> dict[str, Any] | None:
+    """The manifest of a folder that ``convexformer activations`` has written; None of another path."""
     from convexformer.datasets._activations import KIND
     from convexformer.storage import read_manifest
 
-    return (path / "manifest.json").exists() and read_manifest(path)["info"].get("kind") == KIND
+    manifest = read_manifest(path) if (path / "manifest.json").exists() else None
+    return manifest if manifest is not None and manifest["info"].get("kind") == KIND else None
 
 
 def _arrays_in(path: Path, *names: str) -> dict[str, Any]:
