@@ -6,6 +6,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -197,7 +198,7 @@ class ShardSource(Source):
         self._starts = [0, *accumulate(source.shape[0] for source in sources)]
         self._fingerprint = fingerprint
 
-    @property
+    @cached_property
     def n_dims(self) -> int:
         """Dimensions of the samples as the shards store them; ``ValueError`` where these differ."""
         found = [n_dims(source) for source in self._sources]
