@@ -201,7 +201,7 @@ def test_files_with_any_byte_damaged_are_named_or_read(tmp_path, write_file):
         (
             {"X": FLAT},
             {},
-            r"shape \(10, 5\), .* entry 'lengths' or 'offsets' .* one vector a sample, give estimators the array",
+            r"shape \(10, 5\), so it must have an entry 'lengths' or 'offsets' .* one vector a sample",
         ),
         ({"X": FLAT, "lengths": [3, 1, 4]}, {}, "sum is the number of rows, 10, got a sum of 8"),
         ({"X": FLAT, "lengths": [11, -1]}, {}, "must hold positive integers whose sum"),

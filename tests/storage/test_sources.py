@@ -576,7 +576,7 @@ def test_columns_that_differ_are_named():
     refused(datasets.Dataset.from_dict({}), r"X must have one column, got \[\]")
     with pytest.raises(
         ValueError,
-        match=r"rows 2 to 3 of column 'X' .* the shape of row 0, \(2,\), .* \[1, 2\]; a probe takes samples",
+        match=r"rows 2 to 3 of column 'X' of X must have the shape of row 0, \(2,\), .* \[1, 2\]; a probe takes",
     ):
         open_source(table["X"]).read(slice(2, 4))
     with pytest.raises(ValueError, match=r"rows 3 to 3 of column 'X' .*: got \(1,\)"):
