@@ -132,7 +132,7 @@ def test_the_least_memory_limit_of_a_rank_is_that_of_all(tmp_path):
 
 
 def test_few_samples_with_large_means_are_read_in_as_few_passes_over_ranks(tmp_path):
-    for found in launcher.run("few_samples", 2, tmp_path, names=["squared", "logistic"]):
+    for found in launcher.run("few_samples", 2, tmp_path, names=["squared", "logistic", "poisson"]):
         for certificate, in_memory, passes in found.values():
             assert certificate.relative_gap <= 1e-10
             assert certificate.primal == pytest.approx(in_memory.primal, rel=1e-9)

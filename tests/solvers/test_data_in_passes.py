@@ -288,14 +288,19 @@ def few_samples(name, norm, limit, n=50, mean=0.0, shape=(80, 8)):
     """A program of fewer samples than features as if on a disk, which may copy some columns."""
     program = program_of(name, norm, n=n, data=0.3 * randn(n, *shape) + randn(n, 1, 1, seed=2) + mean)
     program = program.with_alpha(0.05 * program.alpha_max)
+    return program, with_data(program, program.map.data, limit)
+
+
+def with_data(program, data, limit=700_000):
+    """The program of other data as if on a disk, within a limit."""
 
     class Rows(Source):
-        shape, dtype = tuple(program.map.data.shape), torch.float64
+        shape, dtype = tuple(data.shape), torch.float64
 
         def read(self, rows):
-            return program.map.data[rows]
+            return data[rows]
 
-    return program, dataclasses.replace(program, map=StreamedMap(Rows(), memory_limit=limit))
+    return dataclasses.replace(program, map=StreamedMap(Rows(), memory_limit=limit))
 
 
 def takes_admm(program):
@@ -324,12 +329,29 @@ def test_few_samples_without_room_for_the_columns_of_a_block_take_none(limit, ta
     assert solve(narrow, Auto(), tol=1e-4).certificate.relative_gap <= 1e-4
 
 
-def test_few_samples_of_independent_features_take_steps_in_a_metric():
-    _, narrow = few_samples("squared", "group_l2", 700_000)
-    independent = DenseMap(randn(50, 80, 8))
-    assert eigenvalue_ratio(dataclasses.replace(narrow, map=independent)) < 1.2
-    assert not takes_admm(dataclasses.replace(narrow, map=CountedMap(independent)))
-    assert takes_admm(dataclasses.replace(narrow, map=CountedMap(narrow.map)))
+@pytest.mark.parametrize("name", ["squared", "huber", "squared_hinge"])
+def test_few_samples_of_independent_features_are_solved(name):
+    narrow = with_data(few_samples(name, "group_l2", 700_000)[1], randn(50, 80, 8))
+    assert eigenvalue_ratio(narrow) < 1.2
+    found = solve(narrow.with_alpha(0.01 * narrow.alpha_max), Auto(), tol=1e-7, max_iter=100)
+    assert found.certificate.relative_gap <= 1e-7
+    assert narrow.map.traffic().passes <= 300
+
+
+@pytest.mark.parametrize("name", ["squared", "huber", "logistic", "softmax"])
+def test_independent_features_of_few_samples_end_in_a_metric_of_the_rank_of_the_data(name):
+    narrow = with_data(few_samples(name, "group_l2", None)[1], randn(50, 80, 8), None)
+    found = solve(narrow.with_alpha(0.05 * narrow.alpha_max), Auto(), tol=1e-7)
+    assert found.certificate.relative_gap <= 1e-7
+    assert narrow.map.traffic().passes <= 40
+
+
+@pytest.mark.parametrize("share", [0.05, 0.01])
+def test_few_counts_of_many_features_take_newton_steps(share):
+    narrow = few_samples("poisson", "group_l2", 700_000, shape=(400, 8))[1]
+    found = solve(narrow.with_alpha(share * narrow.alpha_max), Auto(), tol=1e-7, max_iter=100)
+    assert found.certificate.relative_gap <= 1e-7
+    assert narrow.map.traffic().passes <= 1000
 
 
 @pytest.mark.parametrize("n_gates", [0, 3])
@@ -343,6 +365,9 @@ def test_columns_of_few_samples_are_an_eighth_of_the_limit(n_gates):
     data, masks = linear_map._like(masks=None).tensor().flatten(1), linear_map.masks
     of_gates = 1.0 if masks is None else masks.double() @ masks.double().T
     torch.testing.assert_close(kernel.tril(), (data @ data.T * of_gates).tril())
+    before, some = linear_map.traffic().passes, torch.arange(2 * linear_map.blocks_of_a_pass + 1)
+    linear_map.kernel(some, torch.full((len(some),), 0.5, dtype=torch.float64), randn(len(some), 8))
+    assert linear_map.traffic().passes - before == 3
     reading = n_passes * linear_map.rates.work_of_a_read * 50 * 640
     assert linear_map.gram_work() == pytest.approx(50 * 50 * (640 + n_gates) + reading, rel=1e-12)
 

@@ -54,14 +54,14 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     The decision list. The stages of all points that apply follow each other in this order.
 
     1. ``alpha`` from ``alpha_max`` on: the best constant model, which is the solution.
-    2. Data that are not held in memory: the stages of this point and no other. With fewer samples than features and
-       room for the samples' Gram matrix all losses take steps in a metric of low rank, and alternating directions after
-       12 of these where the features are more than slightly dependent. Otherwise, where there is room for Gram matrices
-       of the features, the squared loss takes the plan of the program that one pass leads to (``Moments``), and other
-       losses take steps in the metric of a Gram matrix (``MetricGradient``). A working set comes before ``Moments``
-       where the Gram matrix of all features takes as long as many passes, and few blocks violate the dual constraint at
-       zero; not along a path, of which that matrix serves every ``alpha``. Elsewhere all losses take steps in a metric
-       of low rank. Then gradient steps.
+    2. Data that are not held in memory: the stages of this point and no other. With fewer samples than features, more
+       features than 500 and room for the samples' Gram matrix: 12 steps in a metric of low rank, 24 where its rank is
+       that of the data, alternating directions and semismooth Newton steps, each where they apply. Otherwise, where
+       there is room for Gram matrices of the features, the squared loss takes the plan of the program that one pass
+       leads to (``Moments``), and other losses take steps in the metric of a Gram matrix (``MetricGradient``). A
+       working set comes before ``Moments`` where the Gram matrix of all features takes as long as many passes, and few
+       blocks violate the dual constraint at zero; not along a path, of which that matrix serves every ``alpha``. Where
+       there is no room for these Gram matrices, all losses take steps in a metric of low rank. Then gradient steps.
     3. A loss of unbounded curvature (Poisson): the stages of this point and no other. Large data whose features are
        more than slightly dependent take steps in a metric of low rank. Then gradient steps and Newton steps on smoothed
        objectives, gradient steps and semismooth Newton steps, each pair where its Newton steps apply, and gradient
@@ -191,11 +191,19 @@ class _Planner:
             why = "one pass for each step in the metric of a Gram matrix"
             yield from self._metric_steps(GramMetrics(self._batched(self._of_models())), why, self.config.steps)
         else:
-            if self._room_for_kernel() and Admm().unmet_requirement(self.program) is None and self._dependent():
-                yield from self._low_rank("few directions may be all that count", self.config.usual_steps // 2)
-                why = "there is room for the Gram matrix of few samples, in a pass for some of the features each"
-                yield Stage(Admm(), why, self.config.few_steps, (Center(),), self.seldom)
+            if self._room_for_kernel():
+                yield from self._few_samples()
             yield from self._low_rank("there is no room for Gram matrices", self.config.steps)
+
+    def _few_samples(self) -> Iterator[Stage]:
+        """What ends before steps in a metric where the Gram matrix of the samples has room, in a pass or several."""
+        exact = self._rank() >= self.program.map.n_samples
+        n_steps = self.config.usual_steps // (1 if exact else 2)
+        yield from self._low_rank("few directions may be all that count", n_steps)
+        if Admm().unmet_requirement(self.program) is None:
+            why = "there is room for the Gram matrix of few samples, in a pass for some of the features each"
+            yield Stage(Admm(), why, self.config.few_steps, (Center(),), self.seldom)
+        yield from self._outputs_apart_newton()
 
     def _batched(self, config: AutoConfig, factor: float = BatchConfig.factor) -> Batched:
         """The default solver on programs without data, in steps that each lower the gap by a factor."""

@@ -55,8 +55,16 @@ class NewtonSystem:
         n_columns = jacobian.units.numel() + self.fit_intercept
         if n_columns == 0:
             return target
-        in_support = n_columns <= max(len(target), SMALL_SIDE)
-        return (self._in_support if in_support else self._in_samples)(jacobian, sigma, curvature, target)
+        if len(jacobian.blocks) == 0:  # the intercept alone
+            return target - (curvature @ target) / (curvature.sum() + 1 / (sigma * self.intercept_scale))
+        if n_columns > max(len(target), SMALL_SIDE if self.map.in_memory else 0):
+            return self._in_samples(jacobian, sigma, curvature, target)
+        if self.map.in_memory:
+            return self._in_support(jacobian, sigma, curvature, target)
+        # One pass for the columns, of which all products follow.
+        copy = NewtonSystem(self.map.restricted(jacobian.blocks), self.intercept_scale)
+        blocks = torch.arange(len(jacobian.blocks), device=jacobian.blocks.device)
+        return copy._in_support(jacobian._replace(blocks=blocks), sigma, curvature, target)
 
     def _in_support(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
         """By ``x = r - A_S q`` with ``(J^-1 / sigma + A_S' D A_S) q = A_S' D r``."""

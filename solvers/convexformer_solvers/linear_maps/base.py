@@ -163,29 +163,25 @@ class LinearMap(InParts, ABC):
         """
         result = scale.new_zeros((self.n_samples, self.n_samples))
         per_chunk = max(1, _tall(self.n_samples, self.device) // units.shape[1])
+        per_chunk = per_chunk if self.in_memory else self.blocks_of_a_pass
         for some, scales, directions in zip(*(part.split(per_chunk) for part in (blocks, scale, units)), strict=True):
             columns = self.columns(some).to(scale.dtype)
-            along = torch.einsum("ibd,bd->ib", columns, directions)
             inner = (columns * scales.sqrt()[:, None]).flatten(1)
             add_lower_product(result, inner, inner.T)
-            add_lower_product(result, along * (1 - scales), along.T)
+            if bool((scales != 1).any()):  # where it is 1 the units do not matter
+                along = torch.einsum("ibd,bd->ib", columns, directions)
+                add_lower_product(result, along * (1 - scales), along.T)
         return result
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         """``(N, N)`` matrix ``A A'``, of which only the lower triangle is defined; a new tensor of a precision."""
         blocks = torch.arange(self._n_blocks, device=self.device)
-        if self.in_memory:
-            ones = torch.ones(self._n_blocks, dtype=dtype, device=self.device)
-            return self.kernel(blocks, ones, ones.new_zeros((self._n_blocks, self.feature_shape[-1])))
-        result = torch.zeros((self.n_samples, self.n_samples), dtype=dtype, device=self.device)
-        for some in blocks.split(self.blocks_of_a_pass):
-            columns = self.columns(some).flatten(1).to(dtype)
-            add_lower_product(result, columns, columns.T)
-        return result
+        ones = torch.ones(self._n_blocks, dtype=dtype, device=self.device)
+        return self.kernel(blocks, ones, ones.new_zeros((self._n_blocks, self.feature_shape[-1])))
 
     @property
     def blocks_of_a_pass(self) -> int:
-        """Blocks whose columns ``full_kernel`` reads in a pass: in float64 an eighth of the limit of memory."""
+        """Blocks whose columns ``kernel`` reads in a pass: in float64 an eighth of the limit of memory."""
         numbers = CONFIG.chunk if self.memory_limit is None else self.memory_limit // 64
         return max(1, numbers // (self.n_samples * self.feature_shape[-1]))
 

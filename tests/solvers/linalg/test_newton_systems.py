@@ -6,8 +6,17 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
+from convexformer_solvers import DenseMap, StreamedMap
 from convexformer_solvers.linalg.hessian import Curvature
-from convexformer_solvers.linalg.newton_systems import Features, System, solved_in_features, solved_in_samples
+from convexformer_solvers.linalg.newton_systems import (
+    Features,
+    NewtonSystem,
+    ProxJacobian,
+    System,
+    solved_in_features,
+    solved_in_samples,
+)
+from convexformer_solvers.linear_maps.source import Source
 
 SIDES = pytest.mark.parametrize("solved", [solved_in_features, solved_in_samples])
 
@@ -45,3 +54,33 @@ def test_the_unit_of_the_objective_does_not_matter(solved, unit):
     scaled = solved(Features(program), a_system(program, pred + math.log(unit), unit))
     for found, wanted in zip(scaled, plain, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_gates", [0, 2])
+@pytest.mark.parametrize("scale", [0.0, 0.7])
+@pytest.mark.parametrize("active", [[], [1, 4], [3], list(range(6))])  # of 0 to 18 columns, for 12 samples
+def test_systems_of_data_in_passes_are_those_in_memory(active, scale, n_gates):
+    data = randn(12, 6, 3)
+
+    class Rows(Source):
+        shape, dtype = (12, 6, 3), torch.float64
+
+        def read(self, rows):
+            return data[rows]
+
+    held, streamed = DenseMap(data), StreamedMap(Rows(), memory_limit=10_000)
+    if n_gates:
+        held, streamed = (part.gated(randn(12, n_gates, seed=3) > 0) for part in (held, streamed))
+    units = torch.nn.functional.normalize(randn(len(active), 3, seed=1), dim=1)
+    shrinkage = torch.linspace(0.1, 1, len(active), dtype=torch.float64)
+    jacobian = ProxJacobian(torch.tensor(active, dtype=torch.long), shrinkage, units)
+    curvature, target = randn(12, seed=2).square(), randn(12, seed=4)
+    matrix = held.columns(jacobian.blocks)
+    shrunk = torch.linalg.inv(jacobian.inverse())
+    kernel = torch.einsum("ibd,bde,jbe->ij", matrix, shrunk, matrix) + scale
+    system = torch.eye(12).double() + 2.5 * kernel * curvature
+    for linear_map in (held, streamed):
+        found = NewtonSystem(linear_map, scale).solve(jacobian, 2.5, curvature, target)
+        torch.testing.assert_close(system @ found, target, rtol=1e-9, atol=1e-9)
+    if matrix[0].numel() + (scale > 0) <= 12:
+        assert streamed.traffic().passes == (len(active) > 0)
