@@ -23,6 +23,7 @@ from convexformer.validation import (
     check_device,
     check_shape,
     check_tokens,
+    check_weight,
     forget_names,
     keeps_tensors,
     without_tensor,
@@ -139,13 +140,12 @@ def predictions_of_all(
     """
     group, predict = ranks(), getattr(estimator, method)
     if group is None:
-        y, sample_weight = array_of(y, "y"), array_of(sample_weight, "sample_weight")
-        weight = sample_weight if keeps_tensors(sample_weight) else without_tensor(sample_weight, "sample_weight")
-        return y, weight, predict(X)
-    X, share = _own_samples(group, estimator, X)
-    pred = _in_turn(group, lambda: predict(X))
-    target, weight, pred = group.broadcast(_joined_samples(group, [y, sample_weight, pred], share, len(pred)))
-    return target, weight, pred
+        target, weight, pred = array_of(y, "y"), array_of(sample_weight, "sample_weight"), predict(X)
+    else:
+        X, share = _own_samples(group, estimator, X)
+        pred = _in_turn(group, lambda: predict(X))
+        target, weight, pred = group.broadcast(_joined_samples(group, [y, sample_weight, pred], share, len(pred)))
+    return target, weight if keeps_tensors(weight) else check_weight(weight, len(pred)), pred
 
 
 class Share(NamedTuple):

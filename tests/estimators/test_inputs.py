@@ -139,6 +139,25 @@ def test_bad_data_is_named(arguments, message):
         ConvexAttentionRegressor().fit(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (-np.ones(20), "sample_weight must be non-negative, got -1.0"),
+        (np.ones(3), r"sample_weight must have shape \(20,\), got \(3,\)"),
+        (["one"] * 20, "sample_weight must hold numbers"),
+        (np.zeros(20), "sample_weight must not be all zero"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ConvexAttentionRegressor, ConvexAttentionClassifier, ConvexProbeClassifier])
+def test_scores_take_the_weights_that_fits_take(kind, weight, message):
+    model = kind().fit(X, labels)
+    with pytest.raises(ValueError, match=message):
+        model.fit(X, labels, weight)
+    with pytest.raises(ValueError, match=message):
+        model.score(X, labels, weight)
+    assert model.score(X, labels, ["1"] * 20) == model.score(X, labels)
+
+
 @pytest.mark.parametrize("kind", [ConvexAttentionRegressor, ConvexProbeRegressor, ConvexSequenceRegressor])
 def test_no_samples_and_no_array_at_all_are_named(kind):
     model = kind()
