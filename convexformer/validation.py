@@ -58,7 +58,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     if reset:
         forget_names(estimator)
     if torch.is_tensor(X):
-        _check_strided(X, "X")
+        check_strided(X, "X")
         X = as_floats(X.detach())  # before numpy, which has no bfloat16
     if not (keeps_tensors(X) or (torch.is_tensor(X) and X.device.type != "cpu")):  # not to the CPU and back
         X = without_tensor(X, "X")
@@ -121,7 +121,7 @@ def without_tensor(values: Any, name: str) -> Any:
     if not torch.is_tensor(values):
         refuse_masked(values, name)
         return values
-    _check_strided(values, name)
+    check_strided(values, name)
     try:
         return values.numpy(force=True)
     except TypeError as error:
@@ -129,7 +129,8 @@ def without_tensor(values: Any, name: str) -> Any:
         raise ValueError(f"{name} must not be {dtype}, which numpy does not have; give {name}.float()") from error
 
 
-def _check_strided(values: Tensor, name: str) -> None:
+def check_strided(values: Tensor, name: str) -> None:
+    """Raise ``ValueError`` naming a tensor that is nested or sparse."""
     if values.is_nested:
         raise ValueError(
             f"{name} must not be a nested tensor; pad it, as with torch.nested.to_padded_tensor({name}, 0.0)"
@@ -230,7 +231,7 @@ def as_tensor(
     Lists become what numpy makes of them, float64; torch would round them to float32. `name` is that of the argument.
     """
     if isinstance(array, torch.Tensor):
-        _check_strided(array, name)
+        check_strided(array, name)
     else:
         refuse_masked(array, name)
         _refuse_sparse(array, name)

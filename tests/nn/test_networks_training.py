@@ -708,6 +708,26 @@ def test_bad_data_are_named(tokens, y, message):
         train(NETWORKS["convex"](), tokens, y, alpha=0.1)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.zeros(4, 3, 5), r"tokens must have shape \(n_samples, (3|n_tokens), 2\), got \(4, 3, 5\)"),
+        (torch.zeros(4, 3, 2).double(), "tokens must be torch.float32 on cpu like the network"),
+        (torch.zeros(4, 3, 2).to_sparse(), r"tokens must be a dense tensor.*give tokens.to_dense\(\)"),
+        (
+            torch.nested.as_nested_tensor([torch.zeros(3, 2), torch.zeros(2, 2)], layout=torch.jagged),
+            r"tokens must not be a nested tensor; pad it, as with torch.nested.to_padded_tensor\(tokens, 0.0\)",
+        ),
+    ],
+    ids=["width", "precision", "sparse", "nested"],
+)
+@pytest.mark.parametrize("name", ["convex", "sequence", "softmax", "attentive"])
+def test_tokens_that_a_module_does_not_read_are_named(name, tokens, message):
+    network = AttentiveProbe(2) if name == "attentive" else NETWORKS[name]().float()
+    with pytest.raises(ValueError, match=message):
+        network(tokens)
+
+
 def test_a_network_of_another_kind_or_whose_weights_are_all_frozen_is_named():
     with pytest.raises(ValueError, match=r"network must have weights to train, .*requires_grad_\(True\)"):
         train(NETWORKS["convex"]().requires_grad_(False), *data(), alpha=0.1)

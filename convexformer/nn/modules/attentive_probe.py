@@ -13,7 +13,7 @@ from convexformer.validation import as_floats, as_tensor, check_flag, check_posi
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
-from .base import AttentionNetwork, as_arguments, masked, normal_draws
+from .base import AttentionNetwork, as_arguments, check_tokens_for, masked, normal_draws
 
 
 class AttentiveProbe(AttentionNetwork):
@@ -97,7 +97,12 @@ class AttentiveProbe(AttentionNetwork):
         Tensor of shape (N, n_queries, n)
             Those of a sample without a real token are equal.
         """
-        return self._weights(*_real(tokens, mask))
+        return self._weights(*self._real(tokens, mask))
+
+    def _real(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What ``masked`` gives; tokens as they are without a mask."""
+        check_tokens_for(self.values, tokens, None, self.values.shape[1])
+        return (tokens, None) if mask is None else masked(tokens, mask)
 
     def _weights(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         scores = self.queries @ tokens.mT / self.temperature
@@ -120,7 +125,7 @@ class AttentiveProbe(AttentionNetwork):
         Tensor of shape (N, c)
             The bias, or zero, for a sample without a real token, which ``train`` refuses.
         """
-        tokens, mask = _real(tokens, mask)
+        tokens, mask = self._real(tokens, mask)
         pooled = self._weights(tokens, mask) @ tokens  # (N, h, d)
         pred = torch.einsum("ihd,hdc->ic", pooled, self.coef())
         return pred if self.bias is None else pred + self.bias
@@ -271,11 +276,6 @@ class AttentiveProbe(AttentionNetwork):
             if readout.bias is not None:
                 bias = bias + readout.bias
         return cls.from_coef(queries, coef, bias, temperature=math.sqrt(projections.shape[2]))
-
-
-def _real(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """What ``masked`` gives; tokens as they are without a mask."""
-    return (tokens, None) if mask is None else masked(tokens, mask)
 
 
 def attentive_reading(module: Any) -> AttentiveProbe:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from convexformer.gates import Gates
-from convexformer.validation import HALF, as_tensor, is_integer, mask_of
+from convexformer.validation import HALF, as_tensor, check_strided, is_integer, mask_of
 from convexformer_solvers import Loss, Penalty, get_loss
 from convexformer_solvers.draws import standard_normal
 from convexformer_solvers.validation import check_tensor, is_real
@@ -152,6 +152,7 @@ def draw_seed() -> int:
 def check_like(parameter: Tensor, part: Tensor, name: str) -> None:
     """Raise an error naming a part of the data that is no tensor of the precision and on the device of a parameter."""
     check_tensor(name, part)
+    check_strided(part, name)
     kind, is_alike = part.device.type, part.dtype == parameter.dtype
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):  # which leaves float64 as it is
         is_alike = is_alike or {part.dtype, parameter.dtype} <= {torch.float32, *HALF}
