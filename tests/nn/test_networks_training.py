@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from convexformer import ConvexAttention, Gates
-from convexformer.nn import AttentiveProbe, SequenceAttention, SoftmaxAttention, TrainingHistory, train
+from convexformer.nn import (
+    AttentiveProbe,
+    DeepConvexTransformer,
+    SequenceAttention,
+    SoftmaxAttention,
+    TrainingHistory,
+    train,
+)
 from convexformer.nn.modules.base import seeded
 from convexformer.nn.training.trial import Data
 from convexformer.unfolded import UnfoldedNetwork
@@ -721,11 +728,11 @@ def test_bad_data_are_named(tokens, y, message):
     ],
     ids=["width", "precision", "sparse", "nested"],
 )
-@pytest.mark.parametrize("name", ["convex", "sequence", "softmax", "attentive"])
+@pytest.mark.parametrize("name", [*NETWORKS, "deep", "attentive"])
 def test_tokens_that_a_module_does_not_read_are_named(name, tokens, message):
-    network = AttentiveProbe(2) if name == "attentive" else NETWORKS[name]().float()
+    others = {"attentive": lambda: AttentiveProbe(2), "deep": lambda: DeepConvexTransformer(3, 2, seed=1)}
     with pytest.raises(ValueError, match=message):
-        network(tokens)
+        {**NETWORKS, **others}[name]().float()(tokens)
 
 
 def test_a_network_of_another_kind_or_whose_weights_are_all_frozen_is_named():

@@ -159,6 +159,5 @@ class _Block(GatedModule):
         self.register_buffer("gate_index", torch.arange(n_heads) % len(gates))  # (m,)
 
     def forward(self, tokens: Tensor, masks: Tensor | None = None) -> Tensor:
-        masks = self.masks_of(tokens, masks)
-        mixed = torch.einsum("jtk,ikj->itj", self.heads.w1, tokens @ self.heads.w2.T)  # (N, n, m)
-        return (mixed * masks[:, None, self.gate_index]) @ self.heads.w3
+        mixed = self.heads.mixed(tokens)
+        return (mixed * self.masks_of(tokens, masks)[:, None, self.gate_index]) @ self.heads.w3

@@ -80,11 +80,13 @@ class SequenceAttention(SimplexHeads):
         -------
         Tensor of shape (N, T, c)
         """
-        check_tokens_for(self.w1_free, tokens, self.w1_free.shape[2], self.w2.shape[1])
-        projected = tokens @ self.w2.T  # (N, n, m)
-        mixed = torch.einsum("jtk,ikj->itj", self.w1, projected)  # (N, T, m)
-        pred = mixed @ self.w3  # (N, T, c)
+        pred = self.mixed(tokens) @ self.w3
         return pred if self.bias is None else pred + self.bias
+
+    def mixed(self, tokens: Tensor) -> Tensor:
+        """What each head reads of the tokens for each target, shape ``(N, T, m)``."""
+        check_tokens_for(self.w1_free, tokens, self.w1_free.shape[2], self.w2.shape[1])
+        return torch.einsum("jtk,ikj->itj", self.w1, tokens @ self.w2.T)
 
     def decay(self, penalty: str | Penalty | None = None) -> Tensor:
         r"""Weight decay of all heads.
