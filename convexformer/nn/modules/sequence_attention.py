@@ -84,7 +84,22 @@ class SequenceAttention(SimplexHeads):
         return pred if self.bias is None else pred + self.bias
 
     def mixed(self, tokens: Tensor) -> Tensor:
-        """What each head reads of the tokens for each target, shape ``(N, T, m)``."""
+        """What each head reads of the tokens, mixed for each target.
+
+        Parameters
+        ----------
+        tokens : Tensor of shape (N, n, d)
+            The samples.
+
+        Returns
+        -------
+        Tensor of shape (N, T, m)
+
+        Raises
+        ------
+        ValueError
+            If the tokens are of another shape, precision or device than the network's.
+        """
         check_tokens_for(self.w1_free, tokens, self.w1_free.shape[2], self.w2.shape[1])
         return torch.einsum("jtk,ikj->itj", self.w1, tokens @ self.w2.T)
 
