@@ -488,11 +488,12 @@ def networks(paths, fits):
 
 
 class Squares(torch.nn.Module):
-    """A network whose derivative depends on its weights."""
+    """A network whose derivative depends on its weights, but for some that no output depends on."""
 
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.arange(3.0, dtype=torch.float64)[:, None] + 1)
+        self.unread = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
 
     def forward(self, tokens):
         return (tokens @ (self.weight * self.weight)).sum(1)
