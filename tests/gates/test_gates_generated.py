@@ -341,6 +341,26 @@ def test_ctrl_c_keeps_what_there_is(problem, where):
     assert_certified(result, X, y, tol=1.0)
 
 
+def test_ctrl_c_before_anything_is_solved_stays_one(problem):
+    class Interrupted(GaussianGates):
+        def make(self, data, random_state):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        generate_gates(*problem[:2], start=Interrupted(2), **QUICK)
+    assert caught.type is KeyboardInterrupt
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_the_unit_of_the_targets_does_not_matter_to_what_is_generated(problem, unit):
+    X, y, _ = problem
+    plain = generate_gates(X, y, max_gates=5, **QUICK)
+    scaled = generate_gates(X, unit * y, max_gates=5, **{**QUICK, "alpha": unit * ALPHA})
+    assert len(scaled.gates) == len(plain.gates) > 2
+    assert scaled.end is plain.end
+    assert scaled.certificate.primal == pytest.approx(unit**2 * plain.certificate.primal, rel=1e-3)
+
+
 def test_ctrl_c_in_an_estimator_leaves_it_usable(problem):
     X, y, _ = problem
     source = GeneratedGates(n_restarts=8, callback=press_ctrl_c)
@@ -455,8 +475,9 @@ def test_gates_are_generated_for_the_bias_that_estimators_have_by_default():
 
 
 def test_generated_gates_need_a_program():
-    with pytest.raises(ValueError, match="need data with target, loss, penalty and alpha"):
-        GeneratedGates(4).make(TrainingData(torch.zeros(5, 2, 2)), np.random.RandomState(0))
+    for parts in ({}, {"target": torch.zeros(5, 1), "alpha": 0.1}):
+        with pytest.raises(ValueError, match="need data with target, loss, penalty and alpha"):
+            GeneratedGates(4).make(TrainingData(torch.zeros(5, 2, 2), **parts), np.random.RandomState(0))
     with pytest.raises(ValueError, match="max_gates must be a positive integer"):
         GeneratedGates(0)
 
