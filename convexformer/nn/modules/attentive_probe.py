@@ -96,6 +96,11 @@ class AttentiveProbe(AttentionNetwork):
         -------
         Tensor of shape (N, n_queries, n)
             Those of a sample without a real token are equal.
+
+        Raises
+        ------
+        ValueError
+            As ``forward`` does.
         """
         return self._weights(*self._real(tokens, mask))
 
@@ -124,6 +129,11 @@ class AttentiveProbe(AttentionNetwork):
         -------
         Tensor of shape (N, c)
             The bias, or zero, for a sample without a real token, which ``train`` refuses.
+
+        Raises
+        ------
+        ValueError
+            If the tokens are of another shape, precision or device than the network's.
         """
         tokens, mask = self._real(tokens, mask)
         pooled = self._weights(tokens, mask) @ tokens  # (N, h, d)
