@@ -317,9 +317,9 @@ def test_few_samples_take_their_own_gram_matrix(name, norm, limit):
     assert_same(whole, one, other, 1e-7)
 
 
-@pytest.mark.parametrize(("limit", "takes"), [(240_000, True), (239_999, False)])
+@pytest.mark.parametrize(("limit", "takes"), [(160_000, True), (159_999, False)])
 def test_few_samples_without_room_for_their_gram_matrix_take_none(limit, takes):
-    assert takes_admm(few_samples("squared", "group_l2", limit)[1]) == takes  # twelve matrices of 50 by 50
+    assert takes_admm(few_samples("squared", "group_l2", limit)[1]) == takes  # eight matrices of 50 by 50
 
 
 @pytest.mark.parametrize(("limit", "takes"), [(400_000, True), (399_999, False)])

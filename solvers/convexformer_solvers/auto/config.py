@@ -16,7 +16,8 @@ class AutoConfig:
     largest_side : int, default=12000
         Side of the largest Gram matrix that is factorised: 576 MB in float32. Working sets have half as many columns.
     gram_copies : int, default=12
-        Matrices of that size, at most, for which there must be room within ``LinearMap.memory_limit``.
+        Matrices of that size, at most, for which there must be room within ``LinearMap.memory_limit``; for two thirds
+        of them of the samples' own Gram matrix.
     independent : float, default=1.15
         ``eigenvalue_ratio`` up to which features count as nearly independent; up to ``AdmmConfig.independent`` as
         slightly dependent, which is near enough where the regularisation is strong or the loss couples the outputs.

@@ -253,7 +253,8 @@ class _Planner:
     def _room_for_kernel(self) -> bool:
         """Whether systems are solved in the samples, and their Gram matrix and a block's columns are small enough."""
         n_samples, *_, width = self.program.map.shape
-        size = self.program.y.element_size() * n_samples * max(self.config.gram_copies * n_samples, width)
+        n_copies = 2 * self.config.gram_copies // 3  # what solves in the samples takes fewer
+        size = self.program.y.element_size() * n_samples * max(n_copies * n_samples, width)
         in_samples = self.more_features and some_samples_tell(self.program)
         return in_samples and self.factorises and size <= (self.program.map.memory_limit or math.inf)
 
