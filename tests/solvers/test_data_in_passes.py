@@ -346,6 +346,12 @@ def test_independent_features_of_few_samples_end_in_a_metric_of_the_rank_of_the_
     assert narrow.map.traffic().passes <= 40
 
 
+def test_few_counts_that_no_newton_step_serves_form_one_metric():
+    for norm, n_metrics in (("nuclear", 1), ("group_l2", 2)):
+        stages = plan(few_samples("poisson", norm, 700_000)[1])
+        assert sum("metric_gradient" in stage.algorithm.name for stage in stages) == n_metrics
+
+
 @pytest.mark.parametrize("share", [0.05, 0.01])
 def test_few_counts_of_many_features_take_newton_steps(share):
     narrow = few_samples("poisson", "group_l2", 700_000, shape=(400, 8))[1]

@@ -197,13 +197,15 @@ class _Planner:
 
     def _few_samples(self) -> Iterator[Stage]:
         """What ends before steps in a metric where the Gram matrix of the samples has room, in a pass or several."""
-        exact = self._rank() >= self.program.map.n_samples
-        n_steps = self.config.usual_steps // (1 if exact else 2)
-        yield from self._low_rank("few directions may be all that count", n_steps)
+        stages = [dataclasses.replace(stage, patience=Patience()) for stage in self._outputs_apart_newton()]
         if Admm().unmet_requirement(self.program) is None:
             why = "there is room for the Gram matrix of few samples, in a pass for some of the features each"
-            yield Stage(Admm(), why, self.config.few_steps, (Center(),), self.seldom)
-        yield from self._outputs_apart_newton()
+            stages.insert(0, Stage(Admm(), why, self.config.few_steps, (Center(),), self.seldom))
+        if stages:  # else the same steps follow, without a new metric
+            exact = self._rank() >= self.program.map.n_samples
+            n_steps = self.config.usual_steps // (1 if exact else 2)
+            yield from self._low_rank("few directions may be all that count", n_steps)
+        yield from stages
 
     def _batched(self, config: AutoConfig, factor: float = BatchConfig.factor) -> Batched:
         """The default solver on programs without data, in steps that each lower the gap by a factor."""
