@@ -329,6 +329,7 @@ def test_few_samples_without_room_for_the_columns_of_a_block_take_none(limit, ta
     assert solve(narrow, Auto(), tol=1e-4).certificate.relative_gap <= 1e-4
 
 
+@pytest.mark.usefixtures("steady_rates")
 @pytest.mark.parametrize("name", ["squared", "huber", "squared_hinge"])
 def test_few_samples_of_independent_features_are_solved(name):
     narrow = with_data(few_samples(name, "group_l2", 700_000)[1], randn(50, 80, 8))
@@ -338,6 +339,7 @@ def test_few_samples_of_independent_features_are_solved(name):
     assert narrow.map.traffic().passes <= 300
 
 
+@pytest.mark.usefixtures("steady_rates")
 @pytest.mark.parametrize("name", ["squared", "huber", "logistic", "softmax"])
 def test_independent_features_of_few_samples_end_in_a_metric_of_the_rank_of_the_data(name):
     narrow = with_data(few_samples(name, "group_l2", None)[1], randn(50, 80, 8), None)
@@ -352,6 +354,7 @@ def test_few_counts_that_no_newton_step_serves_form_one_metric():
         assert sum("metric_gradient" in stage.algorithm.name for stage in stages) == n_metrics
 
 
+@pytest.mark.usefixtures("steady_rates")
 @pytest.mark.parametrize("share", [0.05, 0.01])
 def test_few_counts_of_many_features_take_newton_steps(share):
     narrow = few_samples("poisson", "group_l2", 700_000, shape=(400, 8))[1]
