@@ -72,10 +72,10 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        features.
     5. Squared loss with one output and the group-l2 penalty: block descent on a working set, for as long as alternating
        directions would take, if there are at least as many samples as features or the Gram matrix is very costly. Other
-       programs of the squared loss with a costly Gram matrix: alternating directions on a working set. Features that
-       are more than slightly dependent and a costly Gram matrix: steps in a metric of low rank, if ``alpha`` is strong
-       enough for few of them, after working sets if the loss is squared and before them if not. Along a path all
-       programs of losses that do not couple the outputs take a working set.
+       programs of the squared loss with a costly Gram matrix, which takes longer than a step of alternating directions:
+       these on a working set. Features that are more than slightly dependent and a costly Gram matrix: steps in a
+       metric of low rank, if ``alpha`` is strong enough for few of them, after working sets if the loss is squared and
+       before them if not. Along a path all programs of losses that do not couple the outputs take a working set.
     6. A Gram matrix too large to factorise: steps in a metric of low rank, where the features are more than slightly
        dependent, then gradient steps, and no later point.
     7. A loss whose targets lie far out on its linear parts (Huber) and a Gram matrix that can be factorised, in place
@@ -342,6 +342,7 @@ class _Planner:
         blocks, largest, widest = BlockDescent(), self._widest_set(), config.set_width
         n_products, n_steps = products_of_gram(program), block_steps_of_admm(program, config)
         costly = n_products >= config.costly_gram
+        longer_than_a_step = program.map.gram_work() > admm_work(program, config)
         # Few samples have a Gram matrix of their own, which is soon formed.
         pays = n_steps >= 1 and (not self.more_features or n_products >= 2 * config.costly_gram)
         if pays and blocks.unmet_requirement(program) is None:
@@ -353,7 +354,7 @@ class _Planner:
                 block_steps=n_steps,
             )
             yield Stage(WorkingSet(Stage(blocks, "solves the set"), sets), why, reductions=(Center(),))
-        elif program.loss.quadratic and costly:
+        elif program.loss.quadratic and costly and longer_than_a_step:
             inner = Stage(Admm(), "solves the set", reductions=(Center(),), polish=PolishConfig())
             sets = WorkingSetConfig(widest=widest, largest_width=largest, form="root")
             yield Stage(WorkingSet(inner, sets), "the Gram matrix of all features is costly", reductions=(Center(),))

@@ -257,11 +257,20 @@ class TestDecisionList:
         ("c", "penalty", "inner"), [(1, "group_l2", BlockDescent), (3, "group_l2", Admm), (3, "nuclear", Admm)]
     )
     def test_5_a_costly_gram_matrix(self, c, penalty, inner):
-        program = correlated_program(penalty=penalty, c=c)
+        program, costly = correlated_program(penalty=penalty, c=c), AutoConfig(costly_gram=1.0, calls=1)
         for warm in (False, True):
-            assert inside(plan(program, warm, AutoConfig(costly_gram=1.0))[0]) is inner
-            assert plan(program, warm, AutoConfig(costly_gram=1.0))[0].max_steps == math.inf
+            assert inside(plan(program, warm, costly)[0]) is inner
+            assert plan(program, warm, costly)[0].max_steps == math.inf
         assert WorkingSet not in algorithms(program, PLAIN)
+
+    def test_5_a_gram_matrix_in_less_time_than_a_step_leaves_nothing_to_a_working_set(self):
+        program = correlated_program(c=3, n=300, blocks=60)
+        share = program.map.gram_work() / admm_work(program, AutoConfig(calls=0))
+        assert share > 1
+        for times, found in ((0.5, True), (2.0, False)):
+            per_call = admm_work(program, AutoConfig(calls=1)) - admm_work(program, AutoConfig(calls=0))
+            n_calls = math.ceil(times * (program.map.gram_work() - admm_work(program, AutoConfig(calls=0))) / per_call)
+            assert (WorkingSet in algorithms(program, AutoConfig(costly_gram=1.0, calls=n_calls))) == found
 
     @pytest.mark.parametrize("blocks", [3, 40, 150])
     def test_5_block_descent_for_as_long_as_alternating_directions_would_take(self, blocks):
